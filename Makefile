@@ -1,0 +1,47 @@
+# gemtune: build, test, demo. Everything a fresh machine needs is installed on the way (tools/packages.sh, tools/env.sh).
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gemtune
+# One build folder a clone, in the cache; ccache lets a second clone reuse the first one's objects.
+BUILD := $(CACHE)/build/$(shell pwd | sha256sum | cut -c1-12)
+JOBS ?= $(shell nproc)
+CTEST_ARGS ?=
+
+.PHONY: build configure test unit parity demo demo-base bench lint format fuzz clean
+
+configure:
+	@tools/packages.sh
+	@tools/configure.sh "$(BUILD)"
+
+build: configure
+	@source "$(BUILD)/environment" && ninja -C "$(BUILD)" -j $(JOBS) $(if $(VERBOSE),-v,--quiet)
+	@tools/starter.sh "$(BUILD)"
+
+# Every test that needs no GPU and no network beyond the package registries; ends with ctest's summary.
+test: build
+	@source "$(BUILD)/environment" && tools/check_layers.sh && ctest --test-dir "$(BUILD)" --output-on-failure -j $(JOBS) $(CTEST_ARGS)
+
+unit: build
+	@source "$(BUILD)/environment" && ctest --test-dir "$(BUILD)" --output-on-failure -j $(JOBS) -L unit
+
+parity: build
+	@source "$(BUILD)/environment" && ctest --test-dir "$(BUILD)" --output-on-failure -L parity
+
+# From nothing to a trained adapter on real images, on a CPU; the result is runs/demo/report.html.
+demo: build
+	@examples/fashion/demo.sh
+
+# Makes the demo's tiny base again, from random weights and the package's training photos (examples/fashion/README.md).
+demo-base: build
+	@examples/fashion/make-base.sh
+
+lint:
+	@tools/check_layers.sh
+	@git ls-files '*.cpp' '*.h' | xargs clang-format --dry-run --Werror
+
+format:
+	@git ls-files '*.cpp' '*.h' | xargs clang-format -i
+
+clean:
+	@rm -rf "$(BUILD)" gemtune

@@ -1,0 +1,32 @@
+# Image decoders from apt (libjpeg-dev libpng-dev libwebp-dev libgif-dev libtiff-dev), linked statically: the program must run on
+# machines that lack them, and pixels must not depend on the machine's releases.
+add_library(gemtune_images INTERFACE)
+function(_gemtune_archive variable name package)
+  find_library(${variable} NAMES "lib${name}.a")
+  if(NOT ${variable})
+    message(FATAL_ERROR "lib${name}.a is missing: apt-get install ${package}")
+  endif()
+  target_link_libraries(gemtune_images INTERFACE "${${variable}}")
+  # Kept out of the program's dynamic symbols: torch and arrow carry other releases of some of them.
+  target_link_options(gemtune_images INTERFACE "LINKER:--exclude-libs,lib${name}.a")
+endfunction()
+# Users before what they use. libtiff's JBIG is left out on purpose (src/data/image_jbig.cpp).
+_gemtune_archive(GEMTUNE_LIB_TIFF tiff libtiff-dev)
+_gemtune_archive(GEMTUNE_LIB_GIF gif libgif-dev)
+_gemtune_archive(GEMTUNE_LIB_WEBPDEMUX webpdemux libwebp-dev)
+_gemtune_archive(GEMTUNE_LIB_WEBP webp libwebp-dev)
+find_library(GEMTUNE_LIB_SHARPYUV NAMES libsharpyuv.a)  # part of libwebp-dev from 1.3 on
+if(GEMTUNE_LIB_SHARPYUV)
+  _gemtune_archive(GEMTUNE_LIB_SHARPYUV sharpyuv libwebp-dev)
+endif()
+_gemtune_archive(GEMTUNE_LIB_PNG png16 libpng-dev)
+_gemtune_archive(GEMTUNE_LIB_JPEG jpeg libjpeg-dev)
+_gemtune_archive(GEMTUNE_LIB_LERC Lerc liblerc-dev)
+_gemtune_archive(GEMTUNE_LIB_DEFLATE deflate libdeflate-dev)
+_gemtune_archive(GEMTUNE_LIB_LZMA lzma liblzma-dev)
+_gemtune_archive(GEMTUNE_LIB_ZSTD zstd libzstd-dev)
+_gemtune_archive(GEMTUNE_LIB_Z z zlib1g-dev)
+find_path(GEMTUNE_TIFF_HEADERS tiffio.h REQUIRED)
+target_include_directories(gemtune_images SYSTEM INTERFACE "${GEMTUNE_TIFF_HEADERS}")
+find_package(Threads REQUIRED)
+target_link_libraries(gemtune_images INTERFACE Threads::Threads m)

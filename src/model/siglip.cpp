@@ -1,0 +1,70 @@
+#include "model/model.h"
+#include "ops/torch.h"
+
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/matmul.h>
+
+namespace gemtune {
+namespace {
+
+Tensor split_heads(const Tensor& x_NPW, int64_t num_heads) {
+  return x_NPW.reshape({x_NPW.size(0), x_NPW.size(1), num_heads, x_NPW.size(2) / num_heads}).transpose(1, 2);
+}
+
+Tensor forward_layer(const Siglip::Layer& layer, const VisionDims& dims, const Tensor& x_NPW, const Pass& pass) {
+  Tensor h = layer_norm(x_NPW, layer.layer_norm1.weight, layer.layer_norm1.bias, dims.layer_norm_eps);
+  const Tensor q_NHPE = split_heads(layer.q_proj(h, pass), dims.num_heads);
+  const Tensor k_NHPE = split_heads(layer.k_proj(h, pass), dims.num_heads);
+  const Tensor v_NHPE = split_heads(layer.v_proj(h, pass), dims.num_heads);
+  const Tensor everywhere;
+  h = attention(q_NHPE, k_NHPE, v_NHPE, everywhere, 1.0 / std::sqrt(double(dims.head_size())));
+  const Tensor x = x_NPW + layer.out_proj(h, pass);
+  h = layer_norm(x, layer.layer_norm2.weight, layer.layer_norm2.bias, dims.layer_norm_eps);
+  return x + layer.fc2(gelu_tanh(layer.fc1(h, pass)), pass);
+}
+
+std::vector<Tensor> trained_tensors(const Siglip::Layer& layer) {
+  std::vector<Tensor> trained;
+  for (const Linear* linear : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.out_proj, &layer.fc1, &layer.fc2}) {
+    append_trained(*linear, trained);
+  }
+  for (const LayerNorm* norm : {&layer.layer_norm1, &layer.layer_norm2}) {
+    for (const Tensor& tensor : {norm->weight, norm->bias}) {
+      if (tensor.requires_grad()) trained.push_back(tensor);
+    }
+  }
+  return trained;
+}
+
+}  // namespace
+
+Tensor Siglip::forward(const Tensor& pixels_NCHW, const Pass& pass) const {
+  const Tensor grid_NWpp = at::conv2d(pixels_NCHW, patch_weight_W3pp.to(pixels_NCHW.scalar_type()),
+                                      patch_bias_W.to(pixels_NCHW.scalar_type()), {dims.patch_size, dims.patch_size});
+  Tensor x_NPW = grid_NWpp.flatten(2).transpose(1, 2) + position_PW.to(grid_NWpp.scalar_type());
+  pass.show("vision_embeddings", -1, x_NPW);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const Layer& layer = layers[i];
+    const auto block = [this, &layer, pass](const Tensor& x) { return forward_layer(layer, dims, x, pass); };
+    x_NPW = pass.recompute == Pass::Recompute::kBlocks ? recompute(block, x_NPW, trained_tensors(layer)) : block(x_NPW);
+    pass.show("vision_layer", int64_t(i), x_NPW);
+  }
+  x_NPW = layer_norm(x_NPW, post_layernorm.weight, post_layernorm.bias, dims.layer_norm_eps);
+  pass.show("vision_post_layernorm", -1, x_NPW);
+  return x_NPW;
+}
+
+Tensor Projector::forward(const Tensor& patches_NPW, const Pass& pass) const {
+  const int64_t num_images = patches_NPW.size(0);
+  const int64_t width = patches_NPW.size(2);
+  const int64_t kernel = patches_a_side / pooled_side;
+  const Tensor grid_NWpp = patches_NPW.transpose(1, 2).reshape({num_images, width, patches_a_side, patches_a_side});
+  const Tensor pooled_NSW = at::avg_pool2d(grid_NWpp, {kernel, kernel}, {kernel, kernel}).flatten(2).transpose(1, 2);
+  const Tensor normed_NSW = rms_norm_one_plus(pooled_NSW, mm_soft_emb_norm_W, eps);
+  const Tensor soft_NSD = at::matmul(normed_NSW, mm_input_projection_WD.to(normed_NSW.scalar_type()));
+  pass.show("projector", -1, soft_NSD);
+  return soft_NSD;
+}
+
+}  // namespace gemtune

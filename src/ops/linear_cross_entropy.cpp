@@ -1,0 +1,85 @@
+#include "ops/ops.h"
+#include "ops/torch.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+
+namespace gemtune {
+namespace {
+
+// Rows whose fp32 logits take about 64 MiB: enough for full-speed products, little beside the weights.
+int64_t rows_per_chunk(int64_t vocabulary) { return std::max<int64_t>(1, (int64_t{64} << 20) / (4 * vocabulary)); }
+
+struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
+                                                const Tensor& weight, const Tensor& targets, double softcap) {
+    const bool wants_hidden = hidden.requires_grad();
+    const bool wants_weight = weight.requires_grad();
+    const int64_t num_rows = hidden.size(0);
+    const int64_t chunk = rows_per_chunk(weight.size(0));
+    const Tensor weight_compute = weight.detach().to(hidden.scalar_type());
+    Tensor gradient_hidden, gradient_weight;
+    if (wants_hidden) gradient_hidden = at::empty_like(hidden);
+    if (wants_weight) gradient_weight = at::zeros_like(weight, weight.options().dtype(at::kFloat));
+
+    double loss_sum = 0;
+    int64_t num_correct = 0;
+    for (int64_t begin = 0; begin < num_rows; begin += chunk) {
+      const int64_t rows = std::min(chunk, num_rows - begin);
+      const Tensor hidden_chunk = hidden.detach().narrow(0, begin, rows);
+      const Tensor targets_chunk = targets.narrow(0, begin, rows);
+      // numerics: the product is rounded to the compute dtype first, the loss is fp32, as the reference does.
+      Tensor logits = at::matmul(hidden_chunk, weight_compute.t()).to(at::kFloat);
+      Tensor cap_slope;
+      if (softcap > 0) {
+        const Tensor tanh = (logits / softcap).tanh();
+        cap_slope = 1.0 - tanh.square();
+        logits = tanh * softcap;
+      }
+      const Tensor log_normaliser = at::logsumexp(logits, {-1});
+      const Tensor target_logit = logits.gather(1, targets_chunk.unsqueeze(1)).squeeze(1);
+      loss_sum += (log_normaliser - target_logit).sum(at::kDouble).item<double>();
+      num_correct += (logits.argmax(-1) == targets_chunk).sum().item<int64_t>();
+      if (!wants_hidden && !wants_weight) continue;
+      // d loss ÷ d logits = softmax − one-hot, made in place.
+      logits.sub_(log_normaliser.unsqueeze(1)).exp_();
+      logits.scatter_add_(1, targets_chunk.unsqueeze(1), at::zeros({rows, 1}, logits.options()).fill_(-1.0));
+      if (softcap > 0) logits.mul_(cap_slope);
+      const Tensor gradient = logits.to(hidden.scalar_type());
+      if (wants_hidden) gradient_hidden.narrow(0, begin, rows).copy_(at::matmul(gradient, weight_compute));
+      if (wants_weight) gradient_weight.add_(at::matmul(gradient.t(), hidden_chunk));
+    }
+    if (wants_weight) gradient_weight = gradient_weight.to(weight.scalar_type());
+    context->saved_data["gradient_hidden"] = gradient_hidden;
+    context->saved_data["gradient_weight"] = gradient_weight;
+    const auto on_device = at::TensorOptions().device(hidden.device());
+    const Tensor correct = at::empty({}, on_device.dtype(at::kLong)).fill_(num_correct);
+    context->mark_non_differentiable({correct});
+    return {at::empty({}, on_device.dtype(at::kFloat)).fill_(loss_sum), correct};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto scaled = [&](const char* name) {
+      const auto& value = context->saved_data[name];
+      if (!value.isTensor() || !value.toTensor().defined()) return Tensor();
+      return value.toTensor() * gradients[0].to(value.toTensor().scalar_type());
+    };
+    return {scaled("gradient_hidden"), scaled("gradient_weight"), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+CrossEntropySum linear_cross_entropy(const Tensor& hidden_ND, const Tensor& weight_VD, const Tensor& targets_N, double softcap) {
+  const auto out = LinearCrossEntropy::apply(hidden_ND, weight_VD, targets_N, softcap);
+  return {out[0], out[1]};
+}
+
+}  // namespace gemtune

@@ -1,0 +1,30 @@
+#include "train/batch.h"
+
+#include "ops/torch.h"
+
+#include <ATen/ops/from_blob.h>
+
+namespace gemtune {
+namespace {
+
+template <class T>
+Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type, at::Device device) {
+  return at::from_blob(const_cast<T*>(values.data()), shape, at::TensorOptions().dtype(type)).to(device, type, false, /*copy=*/true);
+}
+
+}  // namespace
+
+DeviceBatch to_device(const Batch& batch, at::Device device) {
+  const int64_t shape[] = {batch.num_rows, batch.num_tokens};
+  DeviceBatch out;
+  out.input.token_ids_BT = copied(batch.token_ids, shape, at::kLong, device);
+  out.input.valid_BT = copied(batch.valid, shape, at::kByte, device).to(at::kBool);
+  out.input.image_group_BT = copied(batch.image_group, shape, at::kInt, device);
+  out.target_mask_BT = copied(batch.target_mask, shape, at::kByte, device).to(at::kBool);
+  if (batch.num_images > 0) {
+    out.input.pixels_NCHW = copied(batch.pixels_NCHW, {batch.num_images, 3, batch.image_size, batch.image_size}, at::kByte, device);
+  }
+  return out;
+}
+
+}  // namespace gemtune

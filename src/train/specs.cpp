@@ -1,0 +1,138 @@
+#include "train/specs.h"
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/hub.h"
+#include "base/text.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace gemtune {
+
+namespace {
+
+// A folder or file as it is; a hub id becomes its snapshot in the hub's cache.
+std::string resolve(HubKind kind, const std::string& name) {
+  const bool here = folder_exists(name) || file_exists(name);
+  return !here && looks_like_hub_id(name) ? find_hub_snapshot(kind, name) : name;
+}
+
+}  // namespace
+
+std::string model_folder(const Recipe& recipe) {
+  if (recipe.model.path.empty()) throw input_error("model.path is not set; give a model folder: model.path=DIR");
+  return resolve(HubKind::kModel, recipe.model.path);
+}
+
+ModelSpec model_spec(const Recipe& recipe) {
+  ModelSpec spec;
+  const LoraRecipe& lora = recipe.lora;
+  spec.train_all = lora.rank == 0;
+  spec.lora.rank = lora.rank;
+  spec.lora.vision_rank = lora.vision_rank;
+  spec.lora.alpha = lora.alpha;
+  spec.lora.dropout_p = lora.dropout;
+  spec.lora.rslora = lora.rslora;
+  spec.lora.language = lora.targets != "vision";
+  spec.lora.vision = lora.targets != "language";
+  spec.quant = {recipe.quant.base == "nf4", recipe.quant.double_quant, recipe.quant.vision};
+  spec.tables = lora.train_tables == "tied" ? Tables::kTied : lora.train_tables == "untied" ? Tables::kUntied : Tables::kFrozen;
+  spec.table_dtype = recipe.optim.table_dtype == "fp32" ? at::kFloat : at::kBFloat16;
+  spec.seed = uint64_t(recipe.train.seed);
+  return spec;
+}
+
+RowMapping row_mapping(const Recipe& recipe) {
+  const DataRecipe& data = recipe.data;
+  RowMapping mapping;
+  mapping.image_column = data.image_column;
+  mapping.system = data.system;
+  mapping.prompt = data.prompt;
+  mapping.answer = data.answer;
+  mapping.image_first = data.image_place == "before";
+  return mapping;
+}
+
+ImageOptions image_options(const Recipe& recipe) {
+  ImageOptions options;
+  options.alpha = recipe.image.alpha == "white" ? AlphaPolicy::kWhite : recipe.image.alpha == "black" ? AlphaPolicy::kBlack : AlphaPolicy::kDrop;
+  options.exif = recipe.image.exif == "ignore" ? ExifPolicy::kIgnore : ExifPolicy::kApply;
+  options.max_pixels = recipe.image.max_pixels;
+  return options;
+}
+
+ChatOptions chat_options(const Recipe& recipe, const Dims& dims) {
+  const DataRecipe& data = recipe.data;
+  ChatOptions options;
+  options.loss_on = data.loss_on == "all" ? LossOn::kAll : data.loss_on == "last_answer" ? LossOn::kLastAnswer : LossOn::kAnswer;
+  options.special_tokens = data.special_tokens == "parse"    ? SpecialTokens::kParse
+                           : data.special_tokens == "reject" ? SpecialTokens::kReject
+                                                             : SpecialTokens::kText;
+  options.max_length = data.max_length > 0 ? std::min(data.max_length, dims.text.max_positions) : dims.text.max_positions;
+  options.on_too_long = data.on_too_long == "skip" ? TooLong::kSkip : data.on_too_long == "shorten" ? TooLong::kShorten : TooLong::kError;
+  return options;
+}
+
+ChatTokens chat_tokens(const Tokenizer& tokenizer, const Dims& dims, const std::string& where) {
+  ChatTokens tokens;
+  const auto need = [&](const char* piece) {
+    const int32_t id = tokenizer.id_of(piece);
+    if (id < 0) throw input_error("{}: has no token {}; this is no Gemma 3 tokenizer", where, piece);
+    return id;
+  };
+  tokens.bos = need("<bos>");
+  tokens.pad = need("<pad>");
+  tokens.start_of_turn = need("<start_of_turn>");
+  tokens.end_of_turn = need("<end_of_turn>");
+  tokens.has_vision = dims.vision.has_value();
+  if (tokens.has_vision) {
+    tokens.start_of_image = need("<start_of_image>");
+    tokens.end_of_image = need("<end_of_image>");
+    tokens.image_soft = need("<image_soft_token>");
+    tokens.tokens_per_image = int32_t(dims.tokens_per_image);
+    if (tokens.start_of_image != dims.start_of_image || tokens.end_of_image != dims.end_of_image || tokens.image_soft != dims.image_token) {
+      throw input_error("{}: start_of_image, end_of_image, image token are {}, {}, {}; config.json says {}, {}, {}: tokenizer and model do not belong together",
+                        where, tokens.start_of_image, tokens.end_of_image, tokens.image_soft, dims.start_of_image, dims.end_of_image, dims.image_token);
+    }
+  }
+  if (tokenizer.vocab_size() > dims.text.vocabulary + (tokens.has_vision ? 0 : 1)) {
+    throw input_error("{}: has {} tokens, the model's table has {} rows: tokenizer and model do not belong together", where,
+                      tokenizer.vocab_size(), dims.text.vocabulary);
+  }
+  return tokens;
+}
+
+Preparation prepare(const Recipe& recipe, Source source) {
+  Preparation out;
+  out.model_folder = model_folder(recipe);
+  out.dims = read_dims(out.model_folder);
+  const std::string tokenizer = recipe.model.tokenizer.empty() ? out.model_folder : recipe.model.tokenizer;
+  out.tokenizer = Tokenizer::load(tokenizer);
+  out.chat = std::make_shared<Chat>(out.tokenizer, chat_tokens(*out.tokenizer, out.dims, tokenizer), chat_options(recipe, out.dims));
+  if (source == Source::kNone) return out;
+  const auto& sources = source == Source::kTrain ? recipe.data.train : recipe.data.eval;
+  if (sources.empty()) throw input_error("data.{} is not set; give a source: data.{}=FILE", source == Source::kTrain ? "train" : "eval", source == Source::kTrain ? "train" : "eval");
+  std::vector<std::string> found;
+  for (const std::string& name : sources) found.push_back(resolve(HubKind::kDataset, name));
+  out.dataset = open_dataset(found, row_mapping(recipe));
+  return out;
+}
+
+int accumulation_for(const Recipe& recipe, int world) {
+  const int workers = recipe.dist.workers > 0 ? recipe.dist.workers : world;
+  const int micro_batches = recipe.train.accumulation * workers;
+  if (micro_batches % world != 0) {
+    throw input_error("a step has train.accumulation {} × dist.workers {} = {} micro-batches, which {} ranks cannot share evenly; use a number of ranks that divides it",
+                      recipe.train.accumulation, workers, micro_batches, world);
+  }
+  return micro_batches / world;
+}
+
+int loader_threads(const Recipe& recipe) {
+  return recipe.data.num_workers > 0 ? recipe.data.num_workers : int(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+int image_size(const Dims& dims) { return dims.vision ? int(dims.vision->image_size) : 0; }
+
+}  // namespace gemtune

@@ -1,0 +1,45 @@
+// From a recipe to the plain structs that the layers below take.
+#pragma once
+
+#include "data/chat.h"
+#include "data/dataset.h"
+#include "data/image.h"
+#include "data/loader.h"
+#include "model/model.h"
+#include "recipe/recipe.h"
+
+#include <memory>
+#include <string>
+
+namespace gemtune {
+
+// model.path as a folder: itself, or a hub id's snapshot in the hub's cache. Throws Error(kInput).
+std::string model_folder(const Recipe& recipe);
+ModelSpec model_spec(const Recipe& recipe);
+RowMapping row_mapping(const Recipe& recipe);
+ImageOptions image_options(const Recipe& recipe);
+// max_length: the recipe's, or the model's own limit.
+ChatOptions chat_options(const Recipe& recipe, const Dims& dims);
+
+// Ids by the names Gemma 3's tokenizer gives them, checked against config.json's. Throws Error(kInput).
+ChatTokens chat_tokens(const Tokenizer& tokenizer, const Dims& dims, const std::string& where);
+
+// Everything that can be known of model and data before any weight is loaded.
+struct Preparation {
+  std::string model_folder;
+  Dims dims;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const Chat> chat;
+  std::shared_ptr<const Dataset> dataset;  // data.train, or null when the recipe names none
+};
+enum class Source { kTrain, kEval, kNone };
+// Reads config.json and the tokenizer, opens the data. Throws Error(kInput) for a recipe that lacks model.path or the source.
+Preparation prepare(const Recipe& recipe, Source source);
+
+// Micro-batches a rank makes a step: train.accumulation, or more where dist.workers were meant and fewer ranks run.
+// Throws Error(kInput) when the rows of a step cannot be kept.
+int accumulation_for(const Recipe& recipe, int world);
+int loader_threads(const Recipe& recipe);
+int image_size(const Dims& dims);
+
+}  // namespace gemtune

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# tools/starter.sh BUILD_DIR: leaves ./gemtune in the clone's root. It starts the built program from any directory and with
+# any HOME.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+source "$build/environment"
+cat > gemtune.new <<END
+#!/bin/sh
+export GEMTUNE_PYTHON="\${GEMTUNE_PYTHON:-$(command -v python)}"
+exec "$build/gemtune" "\$@"
+END
+chmod +x gemtune.new
+mv gemtune.new gemtune
