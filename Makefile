@@ -8,7 +8,7 @@ BUILD := $(CACHE)/build/$(shell pwd | sha256sum | cut -c1-12)
 JOBS ?= $(shell nproc)
 CTEST_ARGS ?=
 
-.PHONY: build configure test unit parity demo demo-base bench lint format fuzz clean
+.PHONY: build configure test unit parity demo demo-base lint format clean
 
 configure:
 	@tools/packages.sh

@@ -40,18 +40,6 @@ Finding check_nf4() {
   return {error < 0.16, "nf4", fmt::format("largest round-trip error {:.3f} of the largest weight", error)};
 }
 
-Finding look_for_tool(const std::string& name, const std::string& use) {
-  const char* path = std::getenv("PATH");
-  std::string rest = path != nullptr ? path : "";
-  while (!rest.empty()) {
-    const size_t colon = rest.find(':');
-    const std::string candidate = join_path(rest.substr(0, colon), name);
-    if (file_exists(candidate)) return {true, name, candidate};
-    rest = colon == std::string::npos ? "" : rest.substr(colon + 1);
-  }
-  return {true, name, "not installed; needed " + use};
-}
-
 Finding look_for_token() {
   const char* token = std::getenv("HF_TOKEN");
   const char* home = std::getenv("HOME");
@@ -66,8 +54,7 @@ int run_doctor() {
   uname(&system);
   fmt::print("gemtune {}, libtorch {}, {} {}, {} cores, {} threads for products\n\n", GEMTUNE_VERSION, TORCH_VERSION, system.sysname, system.machine,
              std::thread::hardware_concurrency(), at::get_num_threads());
-  const Finding findings[] = {look_at_gpu(), look_at_disk("."), look_at_disk(cache_folder()), check_nf4(), look_for_token(),
-                              look_for_tool("kubectl", "for `gemtune gke`"), look_for_tool("gcloud", "for `gemtune gke`")};
+  const Finding findings[] = {look_at_gpu(), look_at_disk("."), look_at_disk(cache_folder()), check_nf4(), look_for_token()};
   bool all_good = true;
   for (const Finding& finding : findings) {
     fmt::print("{:<4} {:<10} {}\n", finding.good ? "ok" : "LOOK", finding.name, finding.text);

@@ -245,12 +245,12 @@ void load_adapter(Gemma3& model, const std::string& folder) {
       if (!tied_copy) faults.push_back(fmt::format("{}: unexpected, the model was built without this adapter or table", entry.name));
       continue;
     }
+    seen.insert(ours);
     if (it->second.sizes() != at::IntArrayRef(entry.shape)) {
       faults.push_back(fmt::format("{}: expected shape {}, got {}", entry.name, Json(it->second.sizes().vec()).dump(), Json(entry.shape).dump()));
       continue;
     }
     it->second.copy_(tensor_view(file, entry));
-    seen.insert(ours);
   }
   for (const auto& [key, tensor] : wanted) {
     if (seen.count(key) == 0) faults.push_back(fmt::format("{}: missing", key));

@@ -94,7 +94,7 @@ Metrics::Metrics(const MetricsOptions& options) : options_(options), started_(st
   write_file_atomically(path, records_up_to(path, options.first_step));
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) throw environment_error("{}: cannot be opened for writing", path);
-  if (options.tensorboard) events_ = std::make_unique<EventWriter>(join_path(options.run_dir, "tensorboard"));
+  if (options.tensorboard) events_ = std::make_unique<EventWriter>(join_path(options.run_dir, "tensorboard"), options.first_step > 0 ? options.first_step + 1 : -1);
 }
 
 Metrics::~Metrics() {

@@ -110,6 +110,18 @@ void reduce_gradients(const std::vector<Parameter>& parameters, Group& group) {
   }
 }
 
+// Rank 0 looks at the run folder; all ranks go on from the same checkpoint.
+RunPlace agree_on_place(const Recipe& recipe, bool fresh, Group& group) {
+  std::string message;
+  if (group.is_first()) {
+    const RunPlace place = find_run_place(recipe, fresh);
+    for (const std::string& note : place.notes) log_warning("ignored {}", note);
+    message = nlohmann::json{place.run_dir, place.checkpoint, place.has_final}.dump();
+  }
+  const auto agreed = nlohmann::json::parse(group.broadcast(message));
+  return {agreed.at(0).get<std::string>(), agreed.at(1).get<std::string>(), agreed.at(2).get<bool>(), {}};
+}
+
 // Rows that take part, agreed by all ranks: rank 0 looks, the others are told.
 std::vector<int64_t> check_rows(const Recipe& recipe, const Preparation& prepared, Group& group) {
   std::string message;
@@ -135,7 +147,9 @@ class Trainer {
   void choose_device();
   void load_model();
   void open_loader();
+  void show_first_row(const Batch& batch);
   void run_step();
+  void watch_loss(double loss);
   StepSums forward_backward(const StepBatches& batches, const StepSums& global);
   void update(const StepBatches& batches);
   void save();
@@ -159,6 +173,7 @@ class Trainer {
   int64_t total_steps_ = 0;
   int64_t saved_step_ = -1;
   int skipped_in_a_row_ = 0;
+  std::vector<double> recent_losses_;
   Clock::time_point started_ = Clock::now();
 };
 
@@ -208,6 +223,21 @@ void Trainer::open_loader() {
                                      loader_options(recipe_, group_, prepared_.dims), state_.cursor);
 }
 
+// Whether pictures and targets reach the model is seen here before anything is learned.
+void Trainer::show_first_row(const Batch& batch) {
+  int64_t tokens = 0, image_tokens = 0, targets = 0;
+  for (size_t t = 0; t < size_t(batch.num_tokens); ++t) {
+    tokens += batch.valid[t];
+    image_tokens += batch.image_group[t] >= 0;
+    targets += batch.target_mask[t];
+  }
+  double pixel_sum = 0;
+  for (const uint8_t value : batch.pixels_NCHW) pixel_sum += normalised(value);
+  const std::string pixels = batch.pixels_NCHW.empty() ? "no pictures in its batch"
+                                                       : fmt::format("mean pixel of its batch {:.3f}", pixel_sum / double(batch.pixels_NCHW.size()));
+  log_info("first row {}: {} tokens, {} of pictures, {} carry loss; {}", batch.rows[0], tokens, image_tokens, targets, pixels);
+}
+
 // Every micro-batch: forward → loss sum → backward of its share of the step's loss.
 StepSums Trainer::forward_backward(const StepBatches& batches, const StepSums& global) {
   StepSums sums;
@@ -246,6 +276,7 @@ StepSums Trainer::forward_backward(const StepBatches& batches, const StepSums& g
 void Trainer::run_step() {
   const auto begun = Clock::now();
   const StepBatches batches = loader_->next();
+  if (group_.is_first() && recent_losses_.empty()) show_first_row(batches.micro_batches[0]);
   StepSums global;  // counts of all micro-batches and ranks, before the first forward pass
   for (const Batch& batch : batches.micro_batches) {
     global.num_targets += double(batch.num_targets);
@@ -297,10 +328,33 @@ void Trainer::run_step() {
   record.peak_bytes = peak_resident_bytes();
   if (metrics_) metrics_->add_step(record);
   events_.step(record);
+  if (group_.is_first()) watch_loss(record.loss);
 
   const bool epoch_ends = batches.end.epoch > batches.begin.epoch || batches.end.position >= int64_t(rows_.size());
   if (falls_on(recipe_.eval.every, state_.step, epoch_ends)) evaluate();
   if (falls_on(recipe_.checkpoint.every, state_.step, epoch_ends)) save();
+}
+
+// A loss above that of guessing, or one that jumps, has a cause that is better named at once.
+void Trainer::watch_loss(double loss) {
+  constexpr size_t kWindow = 64;
+  constexpr double kJump = 10;
+  const double guessing = std::log(double(prepared_.dims.text.vocabulary));
+  std::string text;
+  if (recent_losses_.empty() && loss > guessing) {
+    text = fmt::format("step {}: the loss {:.2f} is above ln(vocabulary) = {:.2f}, that of guessing: are model, tokenizer and adapter of one kind?", state_.step, loss, guessing);
+  } else if (recent_losses_.size() >= 8) {
+    std::vector<double> sorted = recent_losses_;
+    std::nth_element(sorted.begin(), sorted.begin() + std::ptrdiff_t(sorted.size() / 2), sorted.end());
+    const double median = sorted[sorted.size() / 2];
+    if (loss > kJump * median) text = fmt::format("step {}: the loss {:.3g} is more than {} times the recent median {:.3g}: a damaged row, or a learning rate that is too high", state_.step, loss, kJump, median);
+  }
+  if (!text.empty()) {
+    log_warning("{}", text);
+    events_.warning(text);
+  }
+  recent_losses_.push_back(loss);
+  if (recent_losses_.size() > kWindow) recent_losses_.erase(recent_losses_.begin());
 }
 
 void Trainer::save() {
@@ -353,9 +407,8 @@ TrainOutcome Trainer::already_finished() {
 TrainOutcome Trainer::run() {
   events_.hello(group_.world());
   choose_device();
-  place_ = find_run_place(recipe_, options_.fresh);
+  place_ = agree_on_place(recipe_, options_.fresh, group_);
   recipe_.output.dir = place_.run_dir;
-  for (const std::string& note : place_.notes) log_warning("ignored {}", note);
   enter_phase("checking data");
   prepared_ = prepare(recipe_, Source::kTrain);
   rows_ = check_rows(recipe_, prepared_, group_);
@@ -401,9 +454,10 @@ TrainOutcome Trainer::run() {
 TrainOutcome train(const TrainOptions& options, Group& group) {
   try {
     return Trainer(options, group).run();
+  } catch (const Error& error) {
+    throw group.fail(error.what(), error.code());
   } catch (const std::exception& error) {
-    group.fail(error.what());
-    throw;
+    throw group.fail(error.what());
   }
 }
 

@@ -56,9 +56,34 @@ def test_every_tap_and_the_logits_agree(model, name):
     assert ours["num_correct"].item() == right.sum().item()
 
 
+WRONG = {
+    "window": ("text_config", "sliding_window", 7),
+    "attention_scale": ("text_config", "query_pre_attn_scalar", 25),
+    "local_rotation": ("text_config", "rope_local_base_freq", 9.9e3),
+    "global_rotation": ("text_config", "rope_scaling", {"rope_type": "linear", "factor": 7.9}),
+    "text_eps": ("text_config", "rms_norm_eps", 1.9e-3),
+    "vision_eps": ("vision_config", "layer_norm_eps", 0.9e-3),
+    "global_layers": ("text_config", "layer_types", ["sliding_attention"] * 5 + ["full_attention"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_setting_that_is_a_little_wrong_is_seen(first_model, name, tmp_path):
+    """The comparison above can fail: each mechanism moves the numbers by more than the bound."""
+    found, _ = first_model
+    inputs = batch_of(MIXED)
+    section, key, value = WRONG[name]
+    wrong = ref.save_folder(found, tmp_path / "wrong")
+    config = json.loads((wrong / "config.json").read_text())
+    config[section][key] = value
+    (wrong / "config.json").write_text(json.dumps(config))
+    ours = ref.probe(wrong, inputs, tmp_path)["logits"][inputs.valid]
+    assert ref.error(ours, ref.reference_taps(found, inputs)["logits"][inputs.valid]) > 5 * BOUND
+
+
 @pytest.mark.parametrize("naming", ref.NAMINGS)
 def test_every_naming_of_the_weights_loads_to_the_same_logits(first_model, naming, tmp_path):
-    found, folder = first_model
+    found, _ = first_model
     inputs = batch_of(MIXED)
     expected = ref.probe(folder, inputs, tmp_path)["logits"]
     renamed = ref.save_folder(found, tmp_path / "renamed", naming)

@@ -87,7 +87,7 @@ def png_files(folder):
         rgb.quantize(colours).save(path, bits=bits)
         yield path
         path = folder / f"P{bits}-transparent.png"
-        rgb.quantize(colours).save(path, bits=bits, transparency=bytes(range(0, 2 * colours, 2))[:colours])
+        rgb.quantize(colours).save(path, bits=bits, transparency=bytes(range(colours)))
         yield path
     for name, transparency in (("RGB", rgb.getpixel((3, 3))), ("L", rgb.convert("L").getpixel((3, 3)))):
         path = folder / f"{name}-colour-key.png"
@@ -132,7 +132,6 @@ def tiff_files(folder):
     for mode in ("RGB", "L", "YCbCr"):
         rgb.convert(mode).save(folder / f"{mode}-jpeg.tif", compression="jpeg", quality=90)
     rgb.save(folder / "predictor.tif", compression="tiff_lzw", tiffinfo={317: 2})
-    rgb.save(folder / "webp.tif", compression="webp")
     photo(400, 300).save(folder / "strips.tif", compression="tiff_lzw", strip_size=4096)
     rgb.save(folder / "big.tif", big_tiff=True)
     with_alpha(rgb).save(folder / "associated.tif", tiffinfo={338: 1})

@@ -200,12 +200,12 @@ def test_a_folder_that_bitsandbytes_quantised_loads_as_it_is(double, tmp_path):
         for state in states:
             weight = state.removesuffix(".quant_state.bitsandbytes__nf4")
             absmax = stored[weight + ".absmax"].double().numpy()
-            settings = json.loads(bytes(stored[state].tolist()))
+            layout = json.loads(bytes(stored[state].tolist()))
             if double:
                 map8 = stored[weight + ".nested_quant_map"].double().numpy()
                 absmax2 = np.repeat(stored[weight + ".nested_absmax"].double().numpy(), 256)[: len(absmax)]
-                absmax = map8[stored[weight + ".absmax"].flatten().numpy()] * absmax2 + settings["nested_offset"]
-            values = dequantized(stored[weight], absmax, settings["shape"])
+                absmax = map8[stored[weight + ".absmax"].flatten().numpy()] * absmax2 + layout["nested_offset"]
+            values = dequantized(stored[weight], absmax, layout["shape"])
             name = ref.NAMINGS["4.52"](canonical(weight))
             parameters[name].copy_(torch.from_numpy(values).to(torch.bfloat16).float())
     inputs = ref.batch([ref.row(14, images=1), ref.row(25)])
