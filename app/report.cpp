@@ -126,7 +126,7 @@ std::string samples_section(const std::string& run_dir) {
     };
     add("prompt", "prompt");
     add("before", "before");
-    add("after", "after");
+    add(sample.value("after", "") == sample.value("expected", "") ? "after ✓" : "after ✗", "after");
     add("expected", "expected");
     html += "</dl></article>\n";
   }
@@ -136,7 +136,7 @@ std::string samples_section(const std::string& run_dir) {
 std::string scores_section(const std::string& run_dir) {
   const std::string path = join_path(run_dir, "eval.json");
   if (!file_exists(path)) return "";
-  const Json scores = read_json_file(path);
+  const auto scores = nlohmann::ordered_json::parse(read_file(path));
   std::string html = "<h2>Held-out scores</h2>\n<table>";
   for (const auto& [name, value] : scores.items()) {
     html += fmt::format("<tr><th>{}</th><td>{}</td></tr>", escaped(name), value.is_number() ? short_number(value.get<double>()) : escaped(value.dump()));

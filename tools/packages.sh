@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(
-  g++ make git ccache pkg-config python3 python3-venv
+  g++ make git ccache python3 python3-venv xz-utils
   libfmt-dev nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libssl-dev libgtest-dev
   libjpeg-dev libpng-dev libwebp-dev libgif-dev libtiff-dev liblerc-dev libdeflate-dev liblzma-dev libzstd-dev zlib1g-dev
 )

@@ -61,7 +61,8 @@ def reference(request, tmp_path_factory):
 
 def ask(reference, requests):
     lines = [json.dumps(dict(request, tokens_per_image=reference.tokens_per_image)) for request in requests]
-    done = subprocess.run([TOOL, reference.path], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False)
+    done = subprocess.run([TOOL, reference.path], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False,
+                          env=dict(os.environ, XDG_CACHE_HOME=str(reference.path.parent)))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.rstrip("\n").split("\n")]
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import reference as ref
 import tiny_run
@@ -29,7 +29,6 @@ def random_adapter(model, work):
     path = work / "init" / "adapter_model.safetensors"
     generator = torch.Generator().manual_seed(3)
     tensors = {key: torch.randn(t.shape, generator=generator) * 0.1 if "lora_B" in key else t for key, t in load_file(path).items()}
-    from safetensors.torch import save_file
     save_file(tensors, path, metadata={"format": "pt"})
     return work / "init"
 
@@ -60,7 +59,8 @@ def assert_same_learning(a, b, bound):
             worst[key] = max(worst.get(key, 0.0), ref.scalar_error(x, y))
     first, second = adapter_of(a), adapter_of(b)
     assert set(first) == set(second)
-    worst["adapter"] = max(ref.error(first[key], second[key]) for key in first)
+    # By norm: AdamW moves an element whose gradient is near rounding by up to the learning rate, in no certain direction.
+    worst["adapter"] = max(((first[key] - second[key]).norm() / second[key].norm()).item() for key in first)
     assert max(worst.values()) <= bound, worst
 
 
@@ -107,7 +107,7 @@ def test_how_a_step_s_rows_are_cut_into_micro_batches_changes_nothing(world):
     settings = ["train.max_steps=4", "checkpoint.every=never", "lora.dropout=0"]
     many = train(world, "four_by_one", "train.micro_batch=1", "train.accumulation=4", *settings)
     one = train(world, "one_by_four", "train.micro_batch=4", "train.accumulation=1", *settings)
-    assert_same_learning(one, many, 1e-5)
+    assert_same_learning(one, many, 1e-6)
 
 
 def test_recompute_changes_no_bit_of_a_run(world):

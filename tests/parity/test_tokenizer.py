@@ -64,7 +64,8 @@ def pair(request, tmp_path_factory):
 
 def ask(path, requests):
     text = "".join(json.dumps(request) + "\n" for request in requests)
-    done = subprocess.run([TOOL, path], input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run([TOOL, path], input=text, capture_output=True, text=True, check=False,
+                          env=dict(os.environ, XDG_CACHE_HOME=str(path.parent)))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.rstrip("\n").split("\n")]
 
