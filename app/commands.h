@@ -24,15 +24,15 @@ struct TrainCommand {
   RecipeWords recipe;
   std::string events;
   bool fresh = false;
-  int nproc = 0;                   // 0: dist.nproc
-  std::vector<std::string> argv;   // to start local ranks with
+  int nproc = 0;                  // 0: dist.nproc
+  std::vector<std::string> argv;  // to start local ranks with
 };
 int run_train(const TrainCommand& command);
 
 struct InspectCommand {
   RecipeWords recipe;
   int64_t row = 0;
-  std::string out;                 // folder for the preprocessed pictures
+  std::string out;  // folder for the preprocessed pictures
   bool json = false;
 };
 int run_inspect(const InspectCommand& command);
@@ -40,7 +40,7 @@ int run_inspect(const InspectCommand& command);
 struct DataCommand {
   RecipeWords recipe;
   bool json = false;
-  int64_t num_rows = 3;            // preview
+  int64_t num_rows = 3;  // preview
 };
 int run_data_check(const DataCommand& command);
 int run_data_preview(const DataCommand& command);
@@ -57,7 +57,7 @@ struct GenerateCommand {
   std::vector<std::string> images;
   std::string prompt;
   std::string system;
-  std::string quant = "none";      // none|nf4, as the base was quantised while training
+  std::string quant = "none";  // none|nf4, as the base was quantised while training
   int64_t max_new_tokens = 128;
   double temperature = 0;
   int64_t top_k = 0;
@@ -68,15 +68,15 @@ int run_generate(const GenerateCommand& command);
 
 struct EvalCommand {
   RecipeWords recipe;
-  std::string checkpoint;          // adapter or model folder; "" = the base alone
-  bool compare_base = false;       // score the base too, and keep samples of both
+  std::string checkpoint;     // adapter or model folder; "" = the base alone
+  bool compare_base = false;  // score the base too, and keep samples of both
   bool json = false;
 };
 int run_eval(const EvalCommand& command);
 
 struct MakeModelCommand {
   std::string like;
-  std::string tokenizer;           // folder whose tokenizer and processor files are copied
+  std::string tokenizer;  // folder whose tokenizer and processor files are copied
   std::string out;
   uint64_t seed = 42;
 };

@@ -31,14 +31,21 @@ int64_t total_steps(const Recipe& recipe, const DataReport& report) {
 }
 
 void print_json(const Recipe& recipe, const DataReport& report) {
-  nlohmann::ordered_json json = {{"rows", report.num_rows}, {"used", report.used.size()}, {"skipped", nlohmann::ordered_json::object()}};
+  nlohmann::ordered_json json = {
+      {"rows", report.num_rows}, {"used", report.used.size()}, {"skipped", nlohmann::ordered_json::object()}};
   for (const auto& [reason, count] : report.skipped_by_reason) json["skipped"][reason] = count;
   json["errors"] = nlohmann::ordered_json::array();
   for (const RowFault& fault : report.faults) {
-    json["errors"].push_back({{"row", fault.row}, {"file", fault.file}, {"line", fault.line > 0 ? nlohmann::ordered_json(fault.line) : nlohmann::ordered_json(nullptr)},
-                              {"field", fault.field}, {"value", fault.value}, {"rule", fault.rule}});
+    json["errors"].push_back({{"row", fault.row},
+                              {"file", fault.file},
+                              {"line", fault.line > 0 ? nlohmann::ordered_json(fault.line) : nlohmann::ordered_json(nullptr)},
+                              {"field", fault.field},
+                              {"value", fault.value},
+                              {"rule", fault.rule}});
   }
-  json["lengths"] = {{"p50", percentile(report.lengths, 0.5)}, {"p95", percentile(report.lengths, 0.95)}, {"max", percentile(report.lengths, 1)}};
+  json["lengths"] = {{"p50", percentile(report.lengths, 0.5)},
+                     {"p95", percentile(report.lengths, 0.95)},
+                     {"max", percentile(report.lengths, 1)}};
   json["target_tokens"] = report.num_targets;
   json["total_steps"] = total_steps(recipe, report);
   fmt::print("{}\n", json.dump(2));
@@ -57,7 +64,8 @@ void print_histogram(const std::vector<int32_t>& lengths) {
   for (int bin = 0; bin < kBins; ++bin) {
     if (*least + bin * width > *most) break;
     const int64_t bar = (counts[size_t(bin)] * kWidth + largest - 1) / largest;
-    fmt::print("{:>7}–{:<7} {:>8} {}\n", *least + bin * width, *least + (bin + 1) * width - 1, counts[size_t(bin)], std::string(size_t(bar), '#'));
+    fmt::print("{:>7}–{:<7} {:>8} {}\n", *least + bin * width, *least + (bin + 1) * width - 1, counts[size_t(bin)],
+               std::string(size_t(bar), '#'));
   }
 }
 
@@ -67,7 +75,8 @@ void print_for_people(const Recipe& recipe, const DataReport& report, const std:
   fmt::print("\n{} rows, {} used", report.num_rows, report.used.size());
   for (const auto& [reason, count] : report.skipped_by_reason) fmt::print(", {} {}", count, reason);
   fmt::print("\n{} tokens carry loss; {} steps\n", report.num_targets, total_steps(recipe, report));
-  if (report.num_checked < report.num_rows) fmt::print("stopped early: {} of {} rows were looked at\n", report.num_checked, report.num_rows);
+  if (report.num_checked < report.num_rows)
+    fmt::print("stopped early: {} of {} rows were looked at\n", report.num_checked, report.num_rows);
   for (const std::string& note : report.notes) fmt::print("note: {}\n", note);
   print_histogram(report.lengths);
 }

@@ -43,7 +43,8 @@ Finding check_nf4() {
 Finding look_for_token() {
   const char* token = std::getenv("HF_TOKEN");
   const char* home = std::getenv("HOME");
-  const bool found = (token != nullptr && *token != '\0') || (home != nullptr && file_exists(join_path(home, ".cache/huggingface/token")));
+  const bool found =
+      (token != nullptr && *token != '\0') || (home != nullptr && file_exists(join_path(home, ".cache/huggingface/token")));
   return {true, "hub token", found ? "found" : "none; gated models need one (HF_TOKEN or `hf auth login`)"};
 }
 
@@ -52,8 +53,8 @@ Finding look_for_token() {
 int run_doctor() {
   utsname system{};
   uname(&system);
-  fmt::print("gemtune {}, libtorch {}, {} {}, {} cores, {} threads for products\n\n", GEMTUNE_VERSION, TORCH_VERSION, system.sysname, system.machine,
-             std::thread::hardware_concurrency(), at::get_num_threads());
+  fmt::print("gemtune {}, libtorch {}, {} {}, {} cores, {} threads for products\n\n", GEMTUNE_VERSION, TORCH_VERSION,
+             system.sysname, system.machine, std::thread::hardware_concurrency(), at::get_num_threads());
   const Finding findings[] = {look_at_gpu(), look_at_disk("."), look_at_disk(cache_folder()), check_nf4(), look_for_token()};
   bool all_good = true;
   for (const Finding& finding : findings) {
@@ -69,7 +70,8 @@ int run_recipe_help() {
     const std::string head = key.key.substr(0, key.key.find('.'));
     if (head != section) fmt::print("{}{}\n", section.empty() ? "" : "\n", head);
     section = head;
-    fmt::print("  {:<30} {}\n  {:<30} default: {}\n", key.key, key.help, "", key.default_value.empty() ? "none" : key.default_value);
+    fmt::print("  {:<30} {}\n  {:<30} default: {}\n", key.key, key.help, "",
+               key.default_value.empty() ? "none" : key.default_value);
   }
   return 0;
 }

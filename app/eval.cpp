@@ -29,12 +29,18 @@ Scores score(const Gemma3& model, const HeldOut& held_out, const Recipe& recipe,
 }
 
 nlohmann::ordered_json to_json(const Scores& s) {
-  return {{"loss", s.loss.loss}, {"perplexity", s.loss.perplexity()}, {"token_accuracy", s.loss.token_accuracy}, {"exact_match", s.text.exact_match},
-          {"rouge_l", s.text.rouge_l}, {"chrf", s.text.chrf}, {"num_eval_rows", s.text.num_eval_rows}};
+  return {{"loss", s.loss.loss},
+          {"perplexity", s.loss.perplexity()},
+          {"token_accuracy", s.loss.token_accuracy},
+          {"exact_match", s.text.exact_match},
+          {"rouge_l", s.text.rouge_l},
+          {"chrf", s.text.chrf},
+          {"num_eval_rows", s.text.num_eval_rows}};
 }
 
 // RUN_DIR/samples: the first held-out rows with their pictures and answers, for the report.
-nlohmann::ordered_json write_samples(const std::string& run_dir, const HeldOut& held_out, const Scores* before, const Scores& after, int count) {
+nlohmann::ordered_json write_samples(const std::string& run_dir, const HeldOut& held_out, const Scores* before,
+                                     const Scores& after, int count) {
   nlohmann::ordered_json samples = nlohmann::ordered_json::array();
   const std::string folder = join_path(run_dir, "samples");
   make_folders(folder);
@@ -47,7 +53,8 @@ nlohmann::ordered_json write_samples(const std::string& run_dir, const HeldOut& 
     const Row row = held_out.dataset.row(answer.row);
     for (size_t k = 0; k < row.images.size(); ++k) {
       const std::string name = fmt::format("row-{}-image-{}.png", answer.row, k);
-      write_file_atomically(join_path(folder, name), encode_png(decode_image(read_image_bytes(row.images[k]), held_out.image_options, row.where)));
+      write_file_atomically(join_path(folder, name),
+                            encode_png(decode_image(read_image_bytes(row.images[k]), held_out.image_options, row.where)));
       sample["pictures"].push_back(name);
     }
     samples.push_back(sample);
@@ -73,11 +80,13 @@ int run_eval(const EvalCommand& command) {
   const ResolvedRecipe resolved = command.recipe.load();
   const Recipe& recipe = resolved.recipe;
   const Preparation prepared = prepare(recipe, Source::kEval);
-  const HeldOut held_out{*prepared.dataset, *prepared.chat, image_options(recipe), held_out_rows(recipe, prepared), 32, loader_threads(recipe)};
+  const HeldOut held_out{*prepared.dataset,     *prepared.chat, image_options(recipe), held_out_rows(recipe, prepared), 32,
+                         loader_threads(recipe)};
 
   const bool adapter = !command.checkpoint.empty() && file_exists(join_path(command.checkpoint, "adapter_config.json"));
   if (!command.checkpoint.empty() && !folder_exists(command.checkpoint)) {
-    throw input_error("--checkpoint {}: no such folder; give an adapter or model folder, e.g. {}", command.checkpoint, join_path(recipe.output.dir, "final"));
+    throw input_error("--checkpoint {}: no such folder; give an adapter or model folder, e.g. {}", command.checkpoint,
+                      join_path(recipe.output.dir, "final"));
   }
   ModelSpec spec = model_spec(recipe);
   spec.train_all = false;

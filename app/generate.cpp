@@ -52,7 +52,8 @@ int run_generate(const GenerateCommand& command) {
   Prompt prompt{sample.token_ids, sample.image_first_token, {}};
   const int size = image_size(prepared.dims);
   for (const ImageSource& image : row.images) {
-    prompt.images_CHW.push_back(resize_to_planes_CHW(decode_image(read_image_bytes(image), image_options(recipe), image.name()), size));
+    prompt.images_CHW.push_back(
+        resize_to_planes_CHW(decode_image(read_image_bytes(image), image_options(recipe), image.name()), size));
   }
   GenerateOptions options;
   options.max_new_tokens = command.max_new_tokens;

@@ -28,7 +28,8 @@ SeenRow see_row(const Recipe& recipe, const Preparation& prepared, int64_t index
   seen.row = prepared.dataset->row(index);
   seen.sample = prepared.chat->sample(seen.row);
   for (const ImageSource& image : seen.row.images) {
-    seen.decoded.push_back(decode_image(read_image_bytes(image), image_options(recipe), fmt::format("{}: {}", seen.row.where, image.name())));
+    seen.decoded.push_back(
+        decode_image(read_image_bytes(image), image_options(recipe), fmt::format("{}: {}", seen.row.where, image.name())));
     seen.planes.push_back(resize_to_planes_CHW(seen.decoded.back(), image_size(prepared.dims)));
   }
   return seen;
@@ -37,7 +38,8 @@ SeenRow see_row(const Recipe& recipe, const Preparation& prepared, int64_t index
 nlohmann::ordered_json first_and_last_pixel(const std::vector<uint8_t>& planes) {
   const size_t plane = planes.size() / 3;
   const auto pixel = [&](size_t i) {
-    return nlohmann::ordered_json::array({normalised(planes[i]), normalised(planes[plane + i]), normalised(planes[2 * plane + i])});
+    return nlohmann::ordered_json::array(
+        {normalised(planes[i]), normalised(planes[plane + i]), normalised(planes[2 * plane + i])});
   };
   return nlohmann::ordered_json::array({pixel(0), pixel(plane - 1)});
 }
@@ -62,10 +64,12 @@ nlohmann::ordered_json to_json(const SeenRow& seen, const Dims& dims) {
 void print_for_people(const SeenRow& seen, const Tokenizer& tokenizer, const Dims& dims) {
   fmt::print("{}\n\n{}\n\n", seen.row.where, seen.sample.text);
   for (size_t k = 0; k < seen.planes.size(); ++k) {
-    fmt::print("image {}: {}, {} × {}, tokens {} to {}\n", k, seen.row.images[k].name(), seen.decoded[k].width, seen.decoded[k].height,
-               seen.sample.image_first_token[k], seen.sample.image_first_token[k] + dims.tokens_per_image - 1);
+    fmt::print("image {}: {}, {} × {}, tokens {} to {}\n", k, seen.row.images[k].name(), seen.decoded[k].width,
+               seen.decoded[k].height, seen.sample.image_first_token[k],
+               seen.sample.image_first_token[k] + dims.tokens_per_image - 1);
   }
-  fmt::print("{} tokens, {} carry loss; ids with pieces, targets marked *:\n", seen.sample.token_ids.size(), seen.sample.num_targets());
+  fmt::print("{} tokens, {} carry loss; ids with pieces, targets marked *:\n", seen.sample.token_ids.size(),
+             seen.sample.num_targets());
   for (size_t t = 0; t < seen.sample.token_ids.size(); ++t) {
     const int32_t id = seen.sample.token_ids[t];
     if (t > 0 && seen.sample.token_ids[t - 1] == id && id == dims.image_token) continue;
@@ -76,7 +80,8 @@ void print_for_people(const SeenRow& seen, const Tokenizer& tokenizer, const Dim
 void write_pictures(const SeenRow& seen, const std::string& folder, int size) {
   make_folders(folder);
   for (size_t k = 0; k < seen.planes.size(); ++k) {
-    write_file_atomically(join_path(folder, fmt::format("row-{}-image-{}.png", seen.row.index, k)), encode_png(seen.planes[k], size));
+    write_file_atomically(join_path(folder, fmt::format("row-{}-image-{}.png", seen.row.index, k)),
+                          encode_png(seen.planes[k], size));
   }
 }
 

@@ -21,7 +21,8 @@ void on_signal(int number) {
 }
 
 void add_recipe(CLI::App* command, RecipeWords& recipe) {
-  command->add_option("RECIPE", recipe.words, "recipe.yaml and key=value settings, in any order")->option_text("RECIPE.yaml [key=value …]");
+  command->add_option("RECIPE", recipe.words, "recipe.yaml and key=value settings, in any order")
+      ->option_text("RECIPE.yaml [key=value …]");
 }
 
 // "; did you mean train?" for the word the parser stumbled over: an unknown sub-command or flag.
@@ -58,9 +59,12 @@ int run(int argc, char** argv) {
   command->add_flag("--fresh", train.fresh, "begin a new sibling folder even if output.dir holds this run");
   for (size_t i = 0; i < tutorial_flags().size(); ++i) {
     const TutorialFlag& flag = tutorial_flags()[i];
-    const auto remember = [&train, name = flag.flag](const std::string& value) { train.recipe.tutorial_flags.emplace_back(name, value); };
+    const auto remember = [&train, name = flag.flag](const std::string& value) {
+      train.recipe.tutorial_flags.emplace_back(name, value);
+    };
     CLI::Option* option = flag.takes_value ? command->add_option_function<std::string>(flag.flag, remember, flag.help)
-                                           : command->add_flag_callback(flag.flag, [remember] { remember(""); }, flag.help);
+                                           : command->add_flag_callback(
+                                                 flag.flag, [remember] { remember(""); }, flag.help);
     option->group("The tutorial script's own arguments");
   }
   command->callback([&] { action = [&] { return run_train(train); }; });
@@ -98,7 +102,8 @@ int run(int argc, char** argv) {
   command->add_option("--image", generate.images, "image file; several may be given, in order");
   command->add_option("--prompt", generate.prompt, "the user's text")->required();
   command->add_option("--system", generate.system, "system text");
-  command->add_option("--quant", generate.quant, "hold the frozen linear layers as while training")->check(CLI::IsMember({"none", "nf4"}));
+  command->add_option("--quant", generate.quant, "hold the frozen linear layers as while training")
+      ->check(CLI::IsMember({"none", "nf4"}));
   command->add_option("--max-new-tokens", generate.max_new_tokens, "longest answer")->check(CLI::PositiveNumber);
   command->add_option("--temperature", generate.temperature, "0: greedy")->check(CLI::NonNegativeNumber);
   command->add_option("--top-k", generate.top_k, "sample among the k likeliest; 0: all")->check(CLI::NonNegativeNumber);
@@ -117,7 +122,8 @@ int run(int argc, char** argv) {
   MakeModelCommand make_model;
   bool random_weights = false;
   command = app.add_subcommand("make-model", "a folder of true shapes with random weights, for benchmarks and tests");
-  command->add_option("--like", make_model.like, "tiny, 270m, 1b, 4b, 12b, 27b, or a folder whose config.json is used")->required();
+  command->add_option("--like", make_model.like, "tiny, 270m, 1b, 4b, 12b, 27b, or a folder whose config.json is used")
+      ->required();
   command->add_flag("--random-weights", random_weights, "said aloud: the weights are random")->required();
   command->add_option("--tokenizer", make_model.tokenizer, "folder whose tokenizer and processor files are copied");
   command->add_option("--out", make_model.out, "folder to make")->required();
@@ -142,7 +148,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& asked) {
     return app.exit(asked);  // --help, --version
   } catch (const CLI::ParseError& error) {
-    throw input_error("{}{}; `gemtune --help` lists commands and flags", error.what(), suggestion(app, std::vector<std::string>(argv + 1, argv + argc)));
+    throw input_error("{}{}; `gemtune --help` lists commands and flags", error.what(),
+                      suggestion(app, std::vector<std::string>(argv + 1, argv + argc)));
   }
   std::signal(SIGTERM, on_signal);
   std::signal(SIGINT, on_signal);

@@ -119,7 +119,8 @@ void write_weights(const std::string& folder, const Dims& dims, uint64_t seed) {
   }
   nlohmann::ordered_json map;
   for (size_t i = 0; i < shards.size(); ++i) {
-    const std::string name = shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    const std::string name =
+        shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     TensorFileWriter file;
     for (const WeightRow* row : shards[i]) {
       const std::string tensor = hub_name(row->name, dims.vision.has_value());
@@ -144,7 +145,8 @@ int run_make_model(const MakeModelCommand& command) {
   int64_t elements = 0;
   for (const WeightRow& row : weight_table(dims)) elements += row.num_elements();
   if (free_bytes(command.out) < 2 * elements) {
-    throw environment_error("{}: {} of weights, {} free", command.out, human_bytes(2 * elements), human_bytes(free_bytes(command.out)));
+    throw environment_error("{}: {} of weights, {} free", command.out, human_bytes(2 * elements),
+                            human_bytes(free_bytes(command.out)));
   }
   write_weights(command.out, dims, command.seed);
   if (!command.tokenizer.empty()) copy_side_files(command.tokenizer, "", command.out);

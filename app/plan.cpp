@@ -36,7 +36,8 @@ DataPlan plan_data(const Recipe& recipe, const Preparation& prepared) {
   options.world = recipe.dist.nproc;
   options.accumulation = accumulation_for(recipe, options.world);
   out.steps_per_epoch = steps_per_epoch(out.num_rows, options);
-  out.total_steps = recipe.train.max_steps > 0 ? recipe.train.max_steps : int64_t(std::ceil(recipe.train.epochs * double(out.steps_per_epoch)));
+  out.total_steps =
+      recipe.train.max_steps > 0 ? recipe.train.max_steps : int64_t(std::ceil(recipe.train.epochs * double(out.steps_per_epoch)));
   return out;
 }
 
@@ -81,11 +82,13 @@ int run_plan(const PlanCommand& command) {
   if (!weights.weights_found) fmt::print("note: the folder holds no weights yet; sizes are config.json's\n");
   fmt::print("\n{:<44} {:>16} {:>12}\n", "part", "parameters", "memory");
   for (const PlanPart& part : plan.parts) {
-    fmt::print("{:<44} {:>16} {:>12}\n", part.name + (part.trained ? ", trained" : ""), part.parameters > 0 ? std::to_string(part.parameters) : "", human_bytes(part.bytes));
+    fmt::print("{:<44} {:>16} {:>12}\n", part.name + (part.trained ? ", trained" : ""),
+               part.parameters > 0 ? std::to_string(part.parameters) : "", human_bytes(part.bytes));
   }
-  fmt::print("{:<44} {:>16} {:>12}\n", fmt::format("with activations ({} × {} tokens)", load.micro_batch, load.longest), "", human_bytes(plan.peak_bytes));
-  fmt::print("\n{} trainable parameters, {} adapted modules; an adapter is {}, a checkpoint {}\n", plan.trainable_parameters, plan.lora_modules,
-             human_bytes(plan.adapter_bytes), human_bytes(plan.checkpoint_bytes));
+  fmt::print("{:<44} {:>16} {:>12}\n", fmt::format("with activations ({} × {} tokens)", load.micro_batch, load.longest), "",
+             human_bytes(plan.peak_bytes));
+  fmt::print("\n{} trainable parameters, {} adapted modules; an adapter is {}, a checkpoint {}\n", plan.trainable_parameters,
+             plan.lora_modules, human_bytes(plan.adapter_bytes), human_bytes(plan.checkpoint_bytes));
   if (data.known) {
     fmt::print("{} rows: {} steps an epoch, {} in all\n", data.num_rows, data.steps_per_epoch, data.total_steps);
   } else {

@@ -20,11 +20,20 @@ std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -68,7 +77,8 @@ std::vector<Json> read_metrics(const std::string& path) {
 std::vector<Point> points_of(const std::vector<Json>& records, const std::string& field) {
   std::vector<Point> points;
   for (const Json& record : records) {
-    if (record.contains(field) && record.at(field).is_number()) points.push_back({record.at("step").get<double>(), record.at(field).get<double>()});
+    if (record.contains(field) && record.at(field).is_number())
+      points.push_back({record.at("step").get<double>(), record.at(field).get<double>()});
   }
   return points;
 }
@@ -80,7 +90,8 @@ std::vector<double> ticks(double low, double high) {
   const double ratio = rough / power;
   const double gap = power * (ratio < 1.5 ? 1 : ratio < 3.5 ? 2 : ratio < 7.5 ? 5 : 10);
   std::vector<double> out;
-  for (double at = std::ceil(low / gap) * gap; at <= high + gap * 1e-9; at += gap) out.push_back(std::fabs(at) < gap * 1e-9 ? 0 : at);
+  for (double at = std::ceil(low / gap) * gap; at <= high + gap * 1e-9; at += gap)
+    out.push_back(std::fabs(at) < gap * 1e-9 ? 0 : at);
   return out;
 }
 
@@ -98,12 +109,17 @@ std::string chart(const Series& series, const std::vector<Point>& points) {
   const double last = std::max(points.back().step, first + 1);
   const auto x = [&](double step) { return kLeft + (step - first) / (last - first) * (kWidth - kLeft - kRight); };
   const auto y = [&](double value) { return kHeight - kBottom - (value - low) / (high - low) * (kHeight - kTop - kBottom); };
-  std::string svg = fmt::format("<figure><figcaption>{}</figcaption><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} by step\">", escaped(series.title), kWidth, kHeight, escaped(series.title));
+  std::string svg =
+      fmt::format("<figure><figcaption>{}</figcaption><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} by step\">",
+                  escaped(series.title), kWidth, kHeight, escaped(series.title));
   for (const double at : ticks(low, high)) {
-    svg += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/><text x=\"{}\" y=\"{:.1f}\" class=\"y\">{}</text>", kLeft, kWidth - kRight, y(at), y(at), kLeft - 6, y(at) + 4, short_number(at));
+    svg += fmt::format(
+        "<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/><text x=\"{}\" y=\"{:.1f}\" class=\"y\">{}</text>",
+        kLeft, kWidth - kRight, y(at), y(at), kLeft - 6, y(at) + 4, short_number(at));
   }
   for (const double at : ticks(first, last)) {
-    if (at == std::floor(at)) svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"x\">{}</text>", x(at), kHeight - 8, short_number(at));
+    if (at == std::floor(at))
+      svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" class=\"x\">{}</text>", x(at), kHeight - 8, short_number(at));
   }
   svg += "<polyline points=\"";
   for (const Point& point : points) svg += fmt::format("{:.1f},{:.1f} ", x(point.step), y(point.value));
@@ -118,7 +134,8 @@ std::string samples_section(const std::string& run_dir) {
   for (const Json& sample : read_json_file(path)) {
     html += "<article>";
     for (const Json& name : sample.at("pictures")) {
-      html += fmt::format("<img alt=\"\" src=\"data:image/png;base64,{}\">", base64(read_file(join_path(folder, base_name(name.get<std::string>())))));
+      html += fmt::format("<img alt=\"\" src=\"data:image/png;base64,{}\">",
+                          base64(read_file(join_path(folder, base_name(name.get<std::string>())))));
     }
     html += "<dl>";
     const auto add = [&](const char* label, const char* key) {
@@ -139,7 +156,8 @@ std::string scores_section(const std::string& run_dir) {
   const auto scores = nlohmann::ordered_json::parse(read_file(path));
   std::string html = "<h2>Held-out scores</h2>\n<table>";
   for (const auto& [name, value] : scores.items()) {
-    html += fmt::format("<tr><th>{}</th><td>{}</td></tr>", escaped(name), value.is_number() ? short_number(value.get<double>()) : escaped(value.dump()));
+    html += fmt::format("<tr><th>{}</th><td>{}</td></tr>", escaped(name),
+                        value.is_number() ? short_number(value.get<double>()) : escaped(value.dump()));
   }
   return html + "</table>\n";
 }
@@ -165,14 +183,22 @@ pre{border:1px solid var(--line);border-radius:8px;padding:.8rem;overflow:auto;f
 int run_report(const ReportCommand& command) {
   const auto records = read_metrics(join_path(command.run_dir, "metrics.jsonl"));
   const std::string name = base_name(command.run_dir);
-  std::string html = fmt::format("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{} – gemtune</title><style>{}</style></head><body>\n", escaped(name), kStyle);
+  std::string html = fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "content=\"width=device-width,initial-scale=1\"><title>{} – gemtune</title><style>{}</style></head><body>\n",
+      escaped(name), kStyle);
   const auto losses = points_of(records, "loss");
   html += fmt::format("<h1>{}</h1>\n<p class=\"sub\">gemtune {}", escaped(name), GEMTUNE_VERSION);
-  if (!losses.empty()) html += fmt::format(" · {} steps · last loss {:.4f}", short_number(losses.back().step), losses.back().value);
+  if (!losses.empty())
+    html += fmt::format(" · {} steps · last loss {:.4f}", short_number(losses.back().step), losses.back().value);
   html += "</p>\n" + scores_section(command.run_dir) + samples_section(command.run_dir);
   html += "<h2>Training</h2>\n<div class=\"charts\">\n";
-  const Series all[] = {{"loss (nats a target token)", "loss", true}, {"token accuracy", "mean_token_accuracy", true}, {"gradient norm before clipping", "grad_norm", true},
-                        {"learning rate", "learning_rate", true}, {"held-out loss", "eval_loss", true}, {"samples a second", "samples_per_s", true}};
+  const Series all[] = {{"loss (nats a target token)", "loss", true},
+                        {"token accuracy", "mean_token_accuracy", true},
+                        {"gradient norm before clipping", "grad_norm", true},
+                        {"learning rate", "learning_rate", true},
+                        {"held-out loss", "eval_loss", true},
+                        {"samples a second", "samples_per_s", true}};
   for (const Series& series : all) html += chart(series, points_of(records, series.field));
   html += "</div>\n";
   const std::string recipe = join_path(command.run_dir, "recipe.yaml");

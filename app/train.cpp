@@ -7,7 +7,9 @@
 namespace gemtune {
 namespace {
 
-bool is_rank_of_a_launcher() { return std::getenv("RANK") != nullptr || std::getenv("WORLD_SIZE") != nullptr; }
+bool is_rank_of_a_launcher() {
+  return std::getenv("RANK") != nullptr || std::getenv("WORLD_SIZE") != nullptr;
+}
 
 }  // namespace
 

@@ -12,15 +12,15 @@ namespace gemtune {
 // Exit codes are part of the product's contract: other tools are written against them.
 enum class ExitCode : int {
   kDone = 0,
-  kInput = 2,         // usage, recipe or data error
-  kEnvironment = 3,   // missing GPU, token, permission, disk
-  kCapacity = 4,      // capacity or deadline
-  kJobFailed = 5,     // the job failed
+  kInput = 2,        // usage, recipe or data error
+  kEnvironment = 3,  // missing GPU, token, permission, disk
+  kCapacity = 4,     // capacity or deadline
+  kJobFailed = 5,    // the job failed
   kCancelled = 6,
   kCostStop = 7,
-  kContactLost = 8,   // the job may run on
-  kLeftovers = 9,     // leftovers after `gke down`
-  kStopped = 75,      // stopped on request with a complete checkpoint: run the same command again to go on
+  kContactLost = 8,  // the job may run on
+  kLeftovers = 9,    // leftovers after `gke down`
+  kStopped = 75,     // stopped on request with a complete checkpoint: run the same command again to go on
 };
 
 // A failure with a one-line message: where, what, expected and got, what to do.

@@ -161,7 +161,8 @@ std::vector<SourceFile> files_of_source(const std::string& source) {
     return {{source, is_metadata ? RowMapper::SourceKind::kImageFolder : RowMapper::SourceKind::kTable}};
   }
   if (source.find_first_of("*?[") != std::string::npos) return files_of_glob(source);
-  throw input_error("{}: no such file or folder; a data set of the hub is downloaded first by: hf download --repo-type dataset ID", source);
+  throw input_error(
+      "{}: no such file or folder; a data set of the hub is downloaded first by: hf download --repo-type dataset ID", source);
 }
 
 std::unique_ptr<RecordSource> open_file(const std::string& path) {

@@ -418,8 +418,9 @@ TEST(Sources, ThatHoldNothingAreRefusedNeverEmpty) {
   EXPECT_EQ(open_fault(list), list + ":1: opens a JSON list; expected one JSON object a line (jq -c '.[]' FILE writes it so)");
   EXPECT_EQ(open_fault(text), text + ": is no source of rows; expected .jsonl, .csv, .parquet or a folder");
   EXPECT_EQ(open_fault(header), header + ": holds a header but no rows");
-  EXPECT_EQ(open_fault(folder / "absent.jsonl"),
-            folder / "absent.jsonl: no such file or folder; a data set of the hub is downloaded first by: hf download --repo-type dataset ID");
+  EXPECT_EQ(open_fault(folder / "absent.jsonl"), folder /
+                                                     "absent.jsonl: no such file or folder; a data set of the hub is downloaded "
+                                                     "first by: hf download --repo-type dataset ID");
   EXPECT_EQ(open_fault("gs://bucket/train.jsonl"),
             "gs://bucket/train.jsonl: rows are read from local files; copy the data beside the job first (gcloud storage cp -r, "
             "aws s3 cp)");

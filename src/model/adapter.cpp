@@ -55,16 +55,38 @@ std::vector<std::string> target_modules(const LoraSpec& lora, bool has_vision) {
 Json adapter_config_json(const Gemma3& model, const std::string& base) {
   const ModelSpec& spec = model.spec();
   const bool has_vision = model.dims().vision.has_value();
-  Json config = {
-      {"alpha_pattern", Json::object()}, {"auto_mapping", nullptr}, {"base_model_name_or_path", base}, {"bias", "none"},
-      {"corda_config", nullptr}, {"eva_config", nullptr}, {"exclude_modules", nullptr}, {"fan_in_fan_out", false},
-      {"inference_mode", true}, {"init_lora_weights", true}, {"layer_replication", nullptr}, {"layers_pattern", nullptr},
-      {"layers_to_transform", nullptr}, {"loftq_config", Json::object()}, {"lora_alpha", spec.lora.alpha}, {"lora_bias", false},
-      {"lora_dropout", spec.lora.dropout_p}, {"megatron_config", nullptr}, {"megatron_core", "megatron.core"},
-      {"modules_to_save", nullptr}, {"peft_type", "LORA"}, {"qalora_group_size", 16}, {"r", spec.lora.rank},
-      {"rank_pattern", Json::object()}, {"revision", nullptr}, {"target_modules", target_modules(spec.lora, has_vision)},
-      {"target_parameters", nullptr}, {"task_type", "CAUSAL_LM"}, {"trainable_token_indices", nullptr}, {"use_dora", false},
-      {"use_qalora", false}, {"use_rslora", spec.lora.rslora}};
+  Json config = {{"alpha_pattern", Json::object()},
+                 {"auto_mapping", nullptr},
+                 {"base_model_name_or_path", base},
+                 {"bias", "none"},
+                 {"corda_config", nullptr},
+                 {"eva_config", nullptr},
+                 {"exclude_modules", nullptr},
+                 {"fan_in_fan_out", false},
+                 {"inference_mode", true},
+                 {"init_lora_weights", true},
+                 {"layer_replication", nullptr},
+                 {"layers_pattern", nullptr},
+                 {"layers_to_transform", nullptr},
+                 {"loftq_config", Json::object()},
+                 {"lora_alpha", spec.lora.alpha},
+                 {"lora_bias", false},
+                 {"lora_dropout", spec.lora.dropout_p},
+                 {"megatron_config", nullptr},
+                 {"megatron_core", "megatron.core"},
+                 {"modules_to_save", nullptr},
+                 {"peft_type", "LORA"},
+                 {"qalora_group_size", 16},
+                 {"r", spec.lora.rank},
+                 {"rank_pattern", Json::object()},
+                 {"revision", nullptr},
+                 {"target_modules", target_modules(spec.lora, has_vision)},
+                 {"target_parameters", nullptr},
+                 {"task_type", "CAUSAL_LM"},
+                 {"trainable_token_indices", nullptr},
+                 {"use_dora", false},
+                 {"use_qalora", false},
+                 {"use_rslora", spec.lora.rslora}};
   if (spec.lora.alpha == std::floor(spec.lora.alpha)) config["lora_alpha"] = int64_t(spec.lora.alpha);
   // Both towers name their projections alike: one of them is shut out by its path.
   if (has_vision && !spec.lora.vision) config["exclude_modules"] = ".*vision_tower.*";
@@ -76,7 +98,9 @@ Json adapter_config_json(const Gemma3& model, const std::string& base) {
   return config;
 }
 
-std::string embed_module(const Gemma3& model) { return model.dims().vision ? "model.language_model.embed_tokens" : "model.embed_tokens"; }
+std::string embed_module(const Gemma3& model) {
+  return model.dims().vision ? "model.language_model.embed_tokens" : "model.embed_tokens";
+}
 
 }  // namespace
 
@@ -104,7 +128,8 @@ std::vector<Parameter> Gemma3::parameters() const {
   const bool tables = spec_.tables != Tables::kFrozen;
   if (tables) out.push_back({kPeftPrefix + embed_module(*this) + ".weight", embed_tokens_VD_, TrainedKind::kTable});
   for (const auto& layer : decoder_.layers) {
-    for (const Linear* linear : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
+    for (const Linear* linear :
+         {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
       add_adapter(*linear, TrainedKind::kLanguageLora);
     }
   }
@@ -117,7 +142,8 @@ std::vector<Parameter> Gemma3::parameters() const {
 std::vector<std::pair<std::string, Tensor>> Gemma3::weights() const {
   std::map<std::string, Tensor> by_name;
   const auto add_linear = [&](const Linear& linear) {
-    by_name[linear.name + ".weight"] = linear.weight.dense.defined() ? linear.weight.dense : nf4_dequantize(*linear.weight.nf4, spec_.compute_dtype);
+    by_name[linear.name + ".weight"] =
+        linear.weight.dense.defined() ? linear.weight.dense : nf4_dequantize(*linear.weight.nf4, spec_.compute_dtype);
     if (linear.bias_O.defined()) by_name[linear.name + ".bias"] = linear.bias_O;
   };
   for (const Linear* linear : const_cast<Gemma3*>(this)->linears()) add_linear(*linear);
@@ -164,7 +190,8 @@ void save_adapter(const Gemma3& model, const std::string& folder, const std::str
   if (model.spec().tables == Tables::kTied) {
     // One table here; PEFT keeps two modules, which then hold the same values.
     const auto parameters = model.parameters();
-    const auto table = std::find_if(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.kind == TrainedKind::kTable; });
+    const auto table =
+        std::find_if(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.kind == TrainedKind::kTable; });
     file.add(std::string(kPeftPrefix) + "lm_head.weight", table->value);
   }
   file.write(join_path(folder, "adapter_model.safetensors"));
@@ -173,12 +200,14 @@ void save_adapter(const Gemma3& model, const std::string& folder, const std::str
 
 AdapterConfig read_adapter_config(const std::string& folder) {
   const std::string path = join_path(folder, "adapter_config.json");
-  if (!file_exists(path)) throw input_error("{}: no such file; an adapter folder holds adapter_config.json and adapter_model.safetensors", path);
+  if (!file_exists(path))
+    throw input_error("{}: no such file; an adapter folder holds adapter_config.json and adapter_model.safetensors", path);
   const Json json = read_json_file(path);
   std::vector<std::string> faults;
   const auto refuse_unless = [&](const char* key, const Json& expected) {
     const auto it = json.find(key);
-    if (it != json.end() && !it->is_null() && *it != expected) faults.push_back(fmt::format("{} is {}, gemtune supports {}", key, it->dump(), expected.dump()));
+    if (it != json.end() && !it->is_null() && *it != expected)
+      faults.push_back(fmt::format("{} is {}, gemtune supports {}", key, it->dump(), expected.dump()));
   };
   refuse_unless("peft_type", "LORA");
   refuse_unless("use_dora", false);
@@ -194,7 +223,8 @@ AdapterConfig read_adapter_config(const std::string& folder) {
   if (!faults.empty()) throw input_error("{}: {}", path, join_some(faults));
 
   AdapterConfig config;
-  config.base = json.value("base_model_name_or_path", Json()).is_string() ? json.at("base_model_name_or_path").get<std::string>() : "";
+  config.base =
+      json.value("base_model_name_or_path", Json()).is_string() ? json.at("base_model_name_or_path").get<std::string>() : "";
   config.lora.rank = json.at("r").get<int64_t>();
   config.lora.alpha = json.value("lora_alpha", 8.0);
   config.lora.dropout_p = json.value("lora_dropout", 0.0);
@@ -242,12 +272,14 @@ void load_adapter(Gemma3& model, const std::string& folder) {
     const auto it = wanted.find(ours);
     if (it == wanted.end()) {
       const bool tied_copy = key.module == "lm_head" && model.spec().tables == Tables::kTied;
-      if (!tied_copy) faults.push_back(fmt::format("{}: unexpected, the model was built without this adapter or table", entry.name));
+      if (!tied_copy)
+        faults.push_back(fmt::format("{}: unexpected, the model was built without this adapter or table", entry.name));
       continue;
     }
     seen.insert(ours);
     if (it->second.sizes() != at::IntArrayRef(entry.shape)) {
-      faults.push_back(fmt::format("{}: expected shape {}, got {}", entry.name, Json(it->second.sizes().vec()).dump(), Json(entry.shape).dump()));
+      faults.push_back(fmt::format("{}: expected shape {}, got {}", entry.name, Json(it->second.sizes().vec()).dump(),
+                                   Json(entry.shape).dump()));
       continue;
     }
     it->second.copy_(tensor_view(file, entry));
@@ -260,7 +292,8 @@ void load_adapter(Gemma3& model, const std::string& folder) {
 
 void save_model(const Gemma3& model, const std::string& folder, const std::string& config_json, at::ScalarType dtype) {
   TensorFileWriter file;
-  for (const auto& [name, tensor] : model.weights()) file.add(hub_name(name, model.dims().vision.has_value()), tensor.detach().to(dtype));
+  for (const auto& [name, tensor] : model.weights())
+    file.add(hub_name(name, model.dims().vision.has_value()), tensor.detach().to(dtype));
   file.write(join_path(folder, "model.safetensors"));
   write_file_atomically(join_path(folder, "config.json"), config_json);
 }

@@ -11,15 +11,17 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 
 namespace gemtune {
 namespace {
 
-Tensor view(const TensorFolder::Found& found) { return tensor_view(*found.file, *found.entry); }
+Tensor view(const TensorFolder::Found& found) {
+  return tensor_view(*found.file, *found.entry);
+}
 
 // A folder's tensors under canonical names.
 class WeightSource {
@@ -55,7 +57,8 @@ class WeightSource {
     out.dtype = dtype == "float32" ? at::kFloat : dtype == "float16" ? at::kHalf : at::kBFloat16;
     out.codes = bytes_of(row.name);
     if (out.codes.numel() != (row.num_elements() + 1) / 2) {
-      throw input_error("{}: {}: expected {} bytes of codes, got {}", folder_, row.name, (row.num_elements() + 1) / 2, out.codes.numel());
+      throw input_error("{}: {}: expected {} bytes of codes, got {}", folder_, row.name, (row.num_elements() + 1) / 2,
+                        out.codes.numel());
     }
     const auto absmax = by_name_.at(row.name + ".absmax");
     if (absmax.entry->dtype == DType::kU8) {
@@ -81,7 +84,9 @@ class WeightSource {
   std::map<std::string, TensorFolder::Found> by_name_;
 };
 
-int64_t physical_memory_bytes() { return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
+int64_t physical_memory_bytes() {
+  return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+}
 
 }  // namespace
 
@@ -137,7 +142,8 @@ class ModelBuilder {
       out.weight.dense = take(name + ".weight");
       return out;
     }
-    if (spec().train_all) throw input_error("{}: a quantised weight cannot be trained; give the original model or train adapters", name);
+    if (spec().train_all)
+      throw input_error("{}: a quantised weight cannot be trained; give the original model or train adapters", name);
     if (keep_expansions_) out.weight.dense = nf4_dequantize(*nf4, spec().compute_dtype);
     out.weight.nf4 = std::move(nf4);
     return out;
@@ -199,7 +205,8 @@ class ModelBuilder {
     }
     decoder.norm = take(prefix + "norm.weight");
     // numerics: the factor is rounded to the activations' dtype, as the reference's buffer is.
-    model_->embed_scale_ = at::empty({}, at::kDouble).fill_(std::sqrt(double(dims.width))).to(spec().compute_dtype).item<double>();
+    model_->embed_scale_ =
+        at::empty({}, at::kDouble).fill_(std::sqrt(double(dims.width))).to(spec().compute_dtype).item<double>();
   }
 
   void build_tables(const std::string& prefix) {
@@ -210,7 +217,10 @@ class ModelBuilder {
     }
     const auto table = [&](const std::string& name) {
       if (tables == Tables::kFrozen) return take(name);
-      return source_.dense(row(name)).to(spec().device, spec().table_dtype, false, /*copy=*/true).contiguous().set_requires_grad(true);
+      return source_.dense(row(name))
+          .to(spec().device, spec().table_dtype, false, /*copy=*/true)
+          .contiguous()
+          .set_requires_grad(true);
     };
     model_->embed_tokens_VD_ = table(prefix + "embed_tokens.weight");
     if (!tied) {
@@ -235,8 +245,12 @@ class ModelBuilder {
       const double bound = 1.0 / std::sqrt(double(weight.shape[1]));
       auto generator = at::detail::createCPUGenerator(spec().seed * 1000003 + module);
       Adapter adapter;
-      adapter.a_RI = at::empty({rank, weight.shape[1]}, at::kFloat).uniform_(-bound, bound, generator).to(spec().device).set_requires_grad(true);
-      adapter.b_OR = at::zeros({weight.shape[0], rank}, at::TensorOptions().dtype(at::kFloat).device(spec().device)).set_requires_grad(true);
+      adapter.a_RI = at::empty({rank, weight.shape[1]}, at::kFloat)
+                         .uniform_(-bound, bound, generator)
+                         .to(spec().device)
+                         .set_requires_grad(true);
+      adapter.b_OR =
+          at::zeros({weight.shape[0], rank}, at::TensorOptions().dtype(at::kFloat).device(spec().device)).set_requires_grad(true);
       adapter.scale = lora.scale_of(weight.tower);
       adapter.dropout_p = lora.dropout_p;
       adapter.module = module;

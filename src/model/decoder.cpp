@@ -26,8 +26,10 @@ Tensor extend(Tensor& cached_BKSE, const Tensor& fresh_BKTE) {
 
 Tensor attend(const Decoder::Layer& layer, const LayerContext& at, const Tensor& h_BTD, const Pass& pass) {
   const TextDims& dims = at.dims;
-  const Tensor q_BHTE = qk_norm_rope(split_heads(layer.q_proj(h_BTD, pass), dims.num_heads, dims.head_size), layer.q_norm, dims.rms_norm_eps, at.rope);
-  Tensor k_BKSE = qk_norm_rope(split_heads(layer.k_proj(h_BTD, pass), dims.num_kv_heads, dims.head_size), layer.k_norm, dims.rms_norm_eps, at.rope);
+  const Tensor q_BHTE = qk_norm_rope(split_heads(layer.q_proj(h_BTD, pass), dims.num_heads, dims.head_size), layer.q_norm,
+                                     dims.rms_norm_eps, at.rope);
+  Tensor k_BKSE = qk_norm_rope(split_heads(layer.k_proj(h_BTD, pass), dims.num_kv_heads, dims.head_size), layer.k_norm,
+                               dims.rms_norm_eps, at.rope);
   Tensor v_BKSE = split_heads(layer.v_proj(h_BTD, pass), dims.num_kv_heads, dims.head_size);
   if (at.cache != nullptr) {
     k_BKSE = extend(at.cache->keys[at.index], k_BKSE);
@@ -48,7 +50,8 @@ Tensor forward_layer(const Decoder::Layer& layer, const LayerContext& at, const 
 
 std::vector<Tensor> trained_tensors(const Decoder::Layer& layer) {
   std::vector<Tensor> trained;
-  for (const Linear* linear : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
+  for (const Linear* linear :
+       {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
     append_trained(*linear, trained);
   }
   for (const Tensor* norm : {&layer.input_layernorm, &layer.post_attention_layernorm, &layer.pre_feedforward_layernorm,
@@ -78,11 +81,14 @@ Masks make_masks(const Tensor& valid_BS, const Tensor& image_group_BS, int64_t n
           ((valid_B1S & (near_TS | same_image_BTS)) | itself_TS).unsqueeze(1)};
 }
 
-Tensor Decoder::forward(const Tensor& hidden_BTD, const Masks& masks, int64_t first_position, KvCache* cache, const Pass& pass) const {
+Tensor Decoder::forward(const Tensor& hidden_BTD, const Masks& masks, int64_t first_position, KvCache* cache,
+                        const Pass& pass) const {
   const int64_t num_tokens = hidden_BTD.size(1);
   const auto dtype = hidden_BTD.scalar_type();
-  const RopeTable global = make_rope_table(first_position, num_tokens, dims.head_size, dims.rope_theta, dims.rope_scaling, dtype, hidden_BTD.device());
-  const RopeTable local = make_rope_table(first_position, num_tokens, dims.head_size, dims.rope_local_theta, 1.0, dtype, hidden_BTD.device());
+  const RopeTable global =
+      make_rope_table(first_position, num_tokens, dims.head_size, dims.rope_theta, dims.rope_scaling, dtype, hidden_BTD.device());
+  const RopeTable local =
+      make_rope_table(first_position, num_tokens, dims.head_size, dims.rope_local_theta, 1.0, dtype, hidden_BTD.device());
   if (cache != nullptr && cache->keys.empty()) {
     cache->keys.resize(layers.size());
     cache->values.resize(layers.size());

@@ -98,7 +98,8 @@ void read_layer_types(ConfigReader& reader, TextDims& dims) {
     for (size_t i = 0; i < types->size(); ++i) {
       const Json& type = (*types)[i];
       if (type != "sliding_attention" && type != "full_attention") {
-        return reader.fault("layer_types", fmt::format("entry {} is {}, expected \"sliding_attention\" or \"full_attention\"", i, type.dump()));
+        return reader.fault("layer_types",
+                            fmt::format("entry {} is {}, expected \"sliding_attention\" or \"full_attention\"", i, type.dump()));
       }
       dims.is_sliding[i] = type == "sliding_attention";
     }
@@ -129,9 +130,11 @@ TextDims read_text(const Json& config, const std::string& where, bool has_vision
   read_rope(reader, dims);
   read_layer_types(reader, dims);
   if (dims.num_heads % dims.num_kv_heads != 0) {
-    reader.fault("num_attention_heads", fmt::format("{} is no multiple of num_key_value_heads {}", dims.num_heads, dims.num_kv_heads));
+    reader.fault("num_attention_heads",
+                 fmt::format("{} is no multiple of num_key_value_heads {}", dims.num_heads, dims.num_kv_heads));
   }
-  if (dims.head_size % 2 != 0) reader.fault("head_dim", fmt::format("{} is odd; rotary positions need an even size", dims.head_size));
+  if (dims.head_size % 2 != 0)
+    reader.fault("head_dim", fmt::format("{} is odd; rotary positions need an even size", dims.head_size));
   reader.must_be("attention_bias", false, "Gemma 3's decoder has no biases");
   reader.must_be("use_bidirectional_attention", false, "only chat models can be fine-tuned");
   reader.must_be("hidden_activation", "gelu_pytorch_tanh", "every released Gemma 3 uses the tanh form");
@@ -185,23 +188,29 @@ void check_image_tokens(Dims& dims, std::vector<std::string>& faults) {
 
 }  // namespace
 
-int64_t Dims::pooled_side() const { return int64_t(std::llround(std::sqrt(double(tokens_per_image)))); }
+int64_t Dims::pooled_side() const {
+  return int64_t(std::llround(std::sqrt(double(tokens_per_image))));
+}
 
 Dims read_dims(const std::string& folder) {
   const std::string path = join_path(folder, "config.json");
-  if (!folder_exists(folder)) throw input_error("model.path {}: no such folder; give a model folder as downloaded from the hub", in_quotes(folder));
-  if (!file_exists(path)) throw input_error("{}: no such file; a model folder holds config.json, tokenizer.json and .safetensors files", path);
+  if (!folder_exists(folder))
+    throw input_error("model.path {}: no such folder; give a model folder as downloaded from the hub", in_quotes(folder));
+  if (!file_exists(path))
+    throw input_error("{}: no such file; a model folder holds config.json, tokenizer.json and .safetensors files", path);
   const Json config = read_json_file(path);
   if (!config.is_object()) throw input_error("{}: expected a JSON object", path);
   const std::string type = config.value("model_type", std::string());
   if (type != "gemma3" && type != "gemma3_text") {
-    throw input_error("{}: model_type is \"{}\"; gemtune trains Gemma 3 (\"gemma3\" with a vision tower, \"gemma3_text\" without)", path, type);
+    throw input_error(
+        "{}: model_type is \"{}\"; gemtune trains Gemma 3 (\"gemma3\" with a vision tower, \"gemma3_text\" without)", path, type);
   }
 
   Dims dims;
   std::vector<std::string> faults;
   const bool has_vision = type == "gemma3";
-  dims.text = read_text(has_vision ? object_or_empty(config, "text_config") : config, has_vision ? "text_config." : "", has_vision, faults);
+  dims.text = read_text(has_vision ? object_or_empty(config, "text_config") : config, has_vision ? "text_config." : "",
+                        has_vision, faults);
   ConfigReader top(config, "", faults);
   if (has_vision) {
     dims.vision = read_vision(object_or_empty(config, "vision_config"), faults);
@@ -211,7 +220,8 @@ Dims read_dims(const std::string& folder) {
     top.integer("image_token_index", dims.image_token);
     check_image_tokens(dims, faults);
     if (dims.image_token >= dims.text.vocabulary) {
-      faults.push_back(fmt::format("image_token_index: {} is outside the vocabulary of {}", dims.image_token, dims.text.vocabulary));
+      faults.push_back(
+          fmt::format("image_token_index: {} is outside the vocabulary of {}", dims.image_token, dims.text.vocabulary));
     }
   } else {
     dims.tokens_per_image = 0;

@@ -51,7 +51,8 @@ Tensor Gemma3::forward(const ModelInput& input, const Pass& pass, KvCache* cache
     const Tensor is_soft_BT1 = (input.image_group_BT.narrow(1, total - num_new, num_new) >= 0).unsqueeze(2);
     const int64_t places = is_soft_BT1.sum().item<int64_t>();
     if (places != soft_NSD.size(0) * soft_NSD.size(1)) {
-      throw input_error("the batch has {} image token places, its images have {} features", places, soft_NSD.size(0) * soft_NSD.size(1));
+      throw input_error("the batch has {} image token places, its images have {} features", places,
+                        soft_NSD.size(0) * soft_NSD.size(1));
     }
     hidden_BTD = hidden_BTD.masked_scatter(is_soft_BT1, soft_NSD.to(hidden_BTD.scalar_type()));
   }
@@ -71,7 +72,8 @@ CrossEntropySum Gemma3::loss(const Tensor& hidden_BTD, const Tensor& token_ids_B
   const int64_t last = token_ids_BT.size(1) - 1;
   // Position t predicts token t + 1.
   const Tensor predicts_BT = target_mask_BT.narrow(1, 1, last);
-  const Tensor hidden_ND = hidden_BTD.narrow(1, 0, last).flatten(0, 1).index_select(0, predicts_BT.flatten().nonzero().squeeze(1));
+  const Tensor hidden_ND =
+      hidden_BTD.narrow(1, 0, last).flatten(0, 1).index_select(0, predicts_BT.flatten().nonzero().squeeze(1));
   const Tensor targets_N = token_ids_BT.narrow(1, 1, last).masked_select(predicts_BT);
   return linear_cross_entropy(hidden_ND, lm_head_VD_, targets_N, dims_.text.final_logit_softcap);
 }
@@ -80,11 +82,13 @@ std::vector<Linear*> Gemma3::linears() {
   std::vector<Linear*> all;
   if (vision_tower_) {
     for (auto& layer : vision_tower_->layers) {
-      for (Linear* linear : {&layer.k_proj, &layer.v_proj, &layer.q_proj, &layer.out_proj, &layer.fc1, &layer.fc2}) all.push_back(linear);
+      for (Linear* linear : {&layer.k_proj, &layer.v_proj, &layer.q_proj, &layer.out_proj, &layer.fc1, &layer.fc2})
+        all.push_back(linear);
     }
   }
   for (auto& layer : decoder_.layers) {
-    for (Linear* linear : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
+    for (Linear* linear :
+         {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
       all.push_back(linear);
     }
   }

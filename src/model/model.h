@@ -49,12 +49,12 @@ struct TextDims {
   int64_t max_positions = 131072;
   double query_pre_attn_scalar = 256;
   double rms_norm_eps = 1e-6;
-  double rope_theta = 1e6;          // global layers
-  double rope_local_theta = 1e4;    // sliding layers
-  double rope_scaling = 1;          // global layers: frequencies are divided by it
-  double final_logit_softcap = 0;   // 0 = none; the vision-language class ignores it, as the reference does
+  double rope_theta = 1e6;         // global layers
+  double rope_local_theta = 1e4;   // sliding layers
+  double rope_scaling = 1;         // global layers: frequencies are divided by it
+  double final_logit_softcap = 0;  // 0 = none; the vision-language class ignores it, as the reference does
   int64_t pad_token = 0;
-  std::vector<bool> is_sliding;     // one a layer
+  std::vector<bool> is_sliding;  // one a layer
 };
 
 struct Dims {
@@ -104,8 +104,8 @@ FolderCheck check_weights(const std::string& folder, const Dims& dims);
 // --- adapters and what is trained --------------------------------------------------------------------------------------------
 
 struct LoraSpec {
-  int64_t rank = 16;          // 0 = no adapters
-  int64_t vision_rank = 0;    // 0 = rank
+  int64_t rank = 16;        // 0 = no adapters
+  int64_t vision_rank = 0;  // 0 = rank
   double alpha = 16;
   double dropout_p = 0.05;
   bool rslora = false;
@@ -118,7 +118,7 @@ struct LoraSpec {
 struct QuantSpec {
   bool nf4 = true;
   bool double_quant = true;
-  bool vision = false;        // the vision tower's linears too
+  bool vision = false;  // the vision tower's linears too
 };
 
 enum class Tables { kFrozen, kTied, kUntied };
@@ -127,11 +127,11 @@ struct ModelSpec {
   LoraSpec lora;
   QuantSpec quant;
   Tables tables = Tables::kFrozen;
-  bool train_all = false;                         // full fine-tuning: every weight, fp32 masters
-  at::ScalarType table_dtype = at::kBFloat16;     // trained tables
+  bool train_all = false;                      // full fine-tuning: every weight, fp32 masters
+  at::ScalarType table_dtype = at::kBFloat16;  // trained tables
   at::ScalarType compute_dtype = at::kFloat;
   at::Device device = at::kCPU;
-  uint64_t seed = 42;                             // adapter initialisation
+  uint64_t seed = 42;  // adapter initialisation
 };
 
 enum class TrainedKind { kLanguageLora, kVisionLora, kTable, kWeight };
@@ -154,7 +154,7 @@ struct Pass {
   enum class Mode { kTrain, kInfer } mode = Mode::kInfer;  // kTrain: adapters' dropout acts
   enum class Recompute { kNo, kBlocks } recompute = Recompute::kNo;
   uint64_t dropout_seed = 0;
-  uint64_t micro = 0;                                       // global number of the micro-batch
+  uint64_t micro = 0;  // global number of the micro-batch
   const Tap* tap = nullptr;
   void show(std::string_view name, int64_t layer, const Tensor& value) const {
     if (tap != nullptr) (*tap)(name, layer, value);

@@ -21,22 +21,29 @@ namespace {
 
 class Folder {
  public:
-  Folder() : path_(fmt::format("{}/gemtune-model-test-{}-{}", std::filesystem::temp_directory_path().string(), getpid(), counter_++)) { make_folders(path_); }
+  Folder()
+      : path_(fmt::format("{}/gemtune-model-test-{}-{}", std::filesystem::temp_directory_path().string(), getpid(), counter_++)) {
+    make_folders(path_);
+  }
   ~Folder() { remove_recursively(path_); }
   const std::string& path() const { return path_; }
-  void write(const std::string& name, const std::string& content) const { write_file_atomically(join_path(path_, name), content); }
+  void write(const std::string& name, const std::string& content) const {
+    write_file_atomically(join_path(path_, name), content);
+  }
 
  private:
   static inline int counter_ = 0;
   std::string path_;
 };
 
-const char* kConfig4b = R"({"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
+const char* kConfig4b =
+    R"({"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
   "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
   "vision_config": {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14},
   "eos_token_id": [1, 106]})";
 
-const char* kTinyConfig = R"({"model_type": "gemma3", "mm_tokens_per_image": 4, "boi_token_index": 5, "eoi_token_index": 6, "image_token_index": 7,
+const char* kTinyConfig =
+    R"({"model_type": "gemma3", "mm_tokens_per_image": 4, "boi_token_index": 5, "eoi_token_index": 6, "image_token_index": 7,
   "text_config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
   "vocab_size": 96, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16, "max_position_embeddings": 256},
   "vision_config": {"hidden_size": 64, "image_size": 28, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": 7}})";
@@ -75,7 +82,8 @@ TEST(Dims, MissingKeysHaveTheClassDefaults) {
 
 TEST(Dims, Transformers5SpellingsAreRead) {
   Folder folder;
-  folder.write("config.json", R"({"model_type": "gemma3_text", "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"],
+  folder.write("config.json",
+               R"({"model_type": "gemma3_text", "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"],
     "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}})");
   const Dims dims = read_dims(folder.path());
   EXPECT_FALSE(dims.vision.has_value());
@@ -87,17 +95,22 @@ TEST(Dims, Transformers5SpellingsAreRead) {
 
 TEST(Dims, AllFaultsAreReportedAtOnce) {
   Folder folder;
-  folder.write("config.json", R"({"model_type": "gemma3", "mm_tokens_per_image": 200, "text_config": {"num_attention_heads": 3, "num_key_value_heads": 2, "attention_bias": true}})");
+  folder.write(
+      "config.json",
+      R"({"model_type": "gemma3", "mm_tokens_per_image": 200, "text_config": {"num_attention_heads": 3, "num_key_value_heads": 2, "attention_bias": true}})");
   EXPECT_EQ(error_of([&] { read_dims(folder.path()); }),
-            folder.path() + "/config.json: text_config.num_attention_heads: 3 is no multiple of num_key_value_heads 2, "
-                            "text_config.attention_bias: expected false, got true: Gemma 3's decoder has no biases, mm_tokens_per_image: 200 is no square number");
+            folder.path() +
+                "/config.json: text_config.num_attention_heads: 3 is no multiple of num_key_value_heads 2, "
+                "text_config.attention_bias: expected false, got true: Gemma 3's decoder has no biases, mm_tokens_per_image: 200 "
+                "is no square number");
 }
 
 TEST(Dims, AnotherModelFamilyIsRefusedByName) {
   Folder folder;
   folder.write("config.json", R"({"model_type": "llama"})");
-  EXPECT_EQ(error_of([&] { read_dims(folder.path()); }),
-            folder.path() + "/config.json: model_type is \"llama\"; gemtune trains Gemma 3 (\"gemma3\" with a vision tower, \"gemma3_text\" without)");
+  EXPECT_EQ(error_of([&] { read_dims(folder.path()); }), folder.path() +
+                                                             "/config.json: model_type is \"llama\"; gemtune trains Gemma 3 "
+                                                             "(\"gemma3\" with a vision tower, \"gemma3_text\" without)");
 }
 
 TEST(Weights, A4bModelHasItsPublishedNumberOfParameters) {
@@ -116,7 +129,8 @@ TEST(Weights, EveryPrefixOfTheFieldHasOneCanonicalName) {
   EXPECT_EQ(canonical_name("model.language_model." + layer, true), "model.language_model." + layer);
   EXPECT_EQ(canonical_name("model." + layer, false), "model." + layer);
   const std::string vision = "encoder.layers.1.mlp.fc1.bias";
-  for (const char* prefix : {"vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."}) {
+  for (const char* prefix :
+       {"vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower."}) {
     EXPECT_EQ(canonical_name(prefix + vision, true), "model.vision_tower.vision_model." + vision) << prefix;
   }
   EXPECT_EQ(canonical_name("language_model.lm_head.weight", true), "lm_head.weight");
@@ -136,9 +150,10 @@ TEST(Weights, MissingUnexpectedAndMismatchingTensorsAreListedTogether) {
   file.write(join_path(folder.path(), "model.safetensors"));
   const std::string path = folder.path() + "/model.safetensors: ";
   EXPECT_EQ(check_weights(folder.path(), read_dims(folder.path())).faults,
-            (std::vector<std::string>{path + "language_model.model.embed_tokens.weight: expected [96, 64] from config.json, got [3, 4]",
-                                      folder.path() + ": model.language_model.norm.weight: missing, expected [64]",
-                                      path + "language_model.model.extra.weight: unexpected, no such tensor in a model of config.json's sizes"}));
+            (std::vector<std::string>{
+                path + "language_model.model.embed_tokens.weight: expected [96, 64] from config.json, got [3, 4]",
+                folder.path() + ": model.language_model.norm.weight: missing, expected [64]",
+                path + "language_model.model.extra.weight: unexpected, no such tensor in a model of config.json's sizes"}));
 }
 
 TEST(Masks, FollowTheToyOfTheReference) {
@@ -247,7 +262,8 @@ TEST(Model, FreshAdaptersAddNothing) {
   bare.lora.language = bare.lora.vision = false;
   const ModelInput input = tiny_input();
   const at::NoGradGuard no_grad;
-  EXPECT_TRUE(at::equal(Gemma3::load(folder.path(), tiny_spec())->forward(input, {}), Gemma3::load(folder.path(), bare)->forward(input, {})));
+  EXPECT_TRUE(at::equal(Gemma3::load(folder.path(), tiny_spec())->forward(input, {}),
+                        Gemma3::load(folder.path(), bare)->forward(input, {})));
 }
 
 TEST(Adapter, ComesBackFromDiskBitForBit) {
@@ -286,7 +302,11 @@ TEST(Adapter, OfAnotherShapeIsRefusedWithBothShapes) {
   spec.lora.rank = 8;
   const auto other = Gemma3::load(folder.path(), spec);
   const std::string error = error_of([&] { load_adapter(*other, saved.path()); });
-  EXPECT_NE(error.find("base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight: expected shape [8,64], got [4,64]"), std::string::npos) << error;
+  EXPECT_NE(
+      error.find(
+          "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight: expected shape [8,64], got [4,64]"),
+      std::string::npos)
+      << error;
 }
 
 }  // namespace

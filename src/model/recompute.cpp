@@ -14,7 +14,8 @@ struct Block : torch::CustomClassHolder {
 
 // The trained tensors are inputs of the function, so that their gradients are returned like any other.
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  static Tensor forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Block>& block, const Tensor& x, at::TensorList trained) {
+  static Tensor forward(torch::autograd::AutogradContext* context, const c10::intrusive_ptr<Block>& block, const Tensor& x,
+                        at::TensorList trained) {
     torch::autograd::variable_list saved = {x};
     saved.insert(saved.end(), trained.begin(), trained.end());
     context->save_for_backward(saved);
@@ -23,14 +24,16 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     return block->run(x);
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const at::AutoGradMode with_grad(true);
     const Tensor x = saved[0].detach().requires_grad_(saved[0].requires_grad());
     const Tensor y = static_cast<Block*>(context->saved_data["block"].toCapsule().get())->run(x);
     torch::autograd::variable_list inputs(saved.begin() + 1, saved.end());
     if (x.requires_grad()) inputs.insert(inputs.begin(), x);
-    auto found = torch::autograd::grad({y}, inputs, {gradients[0]}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+    auto found =
+        torch::autograd::grad({y}, inputs, {gradients[0]}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
     if (!x.requires_grad()) found.insert(found.begin(), Tensor());
     found.insert(found.begin(), Tensor());  // the block itself
     return found;

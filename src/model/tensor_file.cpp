@@ -10,29 +10,47 @@ namespace {
 
 at::ScalarType scalar_type(DType dtype, const std::string& where) {
   switch (dtype) {
-    case DType::kF64: return at::kDouble;
-    case DType::kF32: return at::kFloat;
-    case DType::kF16: return at::kHalf;
-    case DType::kBF16: return at::kBFloat16;
-    case DType::kI64: return at::kLong;
-    case DType::kI32: return at::kInt;
-    case DType::kU8: return at::kByte;
-    case DType::kBool: return at::kBool;
-    default: throw input_error("{}: dtype {} is not supported; expected BF16, F16, F32 or U8", where, dtype_name(dtype));
+    case DType::kF64:
+      return at::kDouble;
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kBF16:
+      return at::kBFloat16;
+    case DType::kI64:
+      return at::kLong;
+    case DType::kI32:
+      return at::kInt;
+    case DType::kU8:
+      return at::kByte;
+    case DType::kBool:
+      return at::kBool;
+    default:
+      throw input_error("{}: dtype {} is not supported; expected BF16, F16, F32 or U8", where, dtype_name(dtype));
   }
 }
 
 DType file_dtype(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return DType::kF64;
-    case at::kFloat: return DType::kF32;
-    case at::kHalf: return DType::kF16;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kLong: return DType::kI64;
-    case at::kInt: return DType::kI32;
-    case at::kByte: return DType::kU8;
-    case at::kBool: return DType::kBool;
-    default: throw job_error("safetensors: tensors of type {} are not written", c10::toString(type));
+    case at::kDouble:
+      return DType::kF64;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kHalf:
+      return DType::kF16;
+    case at::kBFloat16:
+      return DType::kBF16;
+    case at::kLong:
+      return DType::kI64;
+    case at::kInt:
+      return DType::kI32;
+    case at::kByte:
+      return DType::kU8;
+    case at::kBool:
+      return DType::kBool;
+    default:
+      throw job_error("safetensors: tensors of type {} are not written", c10::toString(type));
   }
 }
 
@@ -52,7 +70,9 @@ void TensorFileWriter::write(const std::string& path, const std::map<std::string
   std::vector<TensorToWrite> rows;
   rows.reserve(tensors_.size());
   for (const auto& [name, tensor] : tensors_) {
-    rows.push_back({name, file_dtype(tensor.scalar_type()), tensor.sizes().vec(),
+    rows.push_back({name,
+                    file_dtype(tensor.scalar_type()),
+                    tensor.sizes().vec(),
                     {static_cast<const std::byte*>(tensor.const_data_ptr()), size_t(tensor.nbytes())}});
   }
   write_safetensors(path, rows, metadata);

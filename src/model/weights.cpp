@@ -38,7 +38,8 @@ class TableBuilder {
 void add_vision(TableBuilder& table, const VisionDims& dims, int64_t text_width) {
   const std::string tower = "model.vision_tower.vision_model.";
   const int64_t side = dims.patches_a_side();
-  table.add(tower + "embeddings.patch_embedding.weight", {dims.width, 3, dims.patch_size, dims.patch_size}, WeightKind::kConv, Tower::kVision);
+  table.add(tower + "embeddings.patch_embedding.weight", {dims.width, 3, dims.patch_size, dims.patch_size}, WeightKind::kConv,
+            Tower::kVision);
   table.add(tower + "embeddings.patch_embedding.bias", {dims.width}, WeightKind::kBias, Tower::kVision);
   table.add(tower + "embeddings.position_embedding.weight", {side * side, dims.width}, WeightKind::kPosition, Tower::kVision);
   for (int64_t i = 0; i < dims.num_layers; ++i) {
@@ -58,7 +59,9 @@ void add_vision(TableBuilder& table, const VisionDims& dims, int64_t text_width)
 }
 
 void add_text(TableBuilder& table, const TextDims& dims, const std::string& prefix) {
-  const auto norm = [&](const std::string& name, int64_t width) { table.add(name + ".weight", {width}, WeightKind::kNorm, Tower::kLanguage); };
+  const auto norm = [&](const std::string& name, int64_t width) {
+    table.add(name + ".weight", {width}, WeightKind::kNorm, Tower::kLanguage);
+  };
   table.add(prefix + "embed_tokens.weight", {dims.vocabulary, dims.width}, WeightKind::kTable, Tower::kLanguage);
   for (int64_t i = 0; i < dims.num_layers; ++i) {
     const std::string layer = fmt::format("{}layers.{}.", prefix, i);
@@ -71,7 +74,8 @@ void add_text(TableBuilder& table, const TextDims& dims, const std::string& pref
     table.linear(layer + "mlp.gate_proj", dims.ffn_width, dims.width, Tower::kLanguage);
     table.linear(layer + "mlp.up_proj", dims.ffn_width, dims.width, Tower::kLanguage);
     table.linear(layer + "mlp.down_proj", dims.width, dims.ffn_width, Tower::kLanguage);
-    for (const char* name : {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}) {
+    for (const char* name :
+         {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}) {
       norm(layer + name, dims.width);
     }
   }
@@ -105,7 +109,8 @@ std::string canonical_name(const std::string& name, bool has_vision) {
   std::string_view rest = name;
   if (take_prefix(rest, "language_model.lm_head.") || take_prefix(rest, "lm_head.")) return "lm_head." + std::string(rest);
   const std::string language = has_vision ? "model.language_model." : "model.";
-  if (take_prefix(rest, "language_model.model.") || take_prefix(rest, "model.language_model.")) return language + std::string(rest);
+  if (take_prefix(rest, "language_model.model.") || take_prefix(rest, "model.language_model."))
+    return language + std::string(rest);
   if (!has_vision) return take_prefix(rest, "model.") ? "model." + std::string(rest) : "";
   if (take_prefix(rest, "model.vision_tower.") || take_prefix(rest, "vision_tower.")) {
     take_prefix(rest, "vision_model.");  // absent from transformers 5.6 on
@@ -127,8 +132,12 @@ std::string hub_name(const std::string& canonical, bool has_vision) {
 }
 
 // Suffixes of a pre-quantised linear's tensors (bitsandbytes 4-bit), each beside NAME.weight.
-static const std::vector<std::string> kQuantSuffixes = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
-                                                        ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"};
+static const std::vector<std::string> kQuantSuffixes = {".absmax",
+                                                        ".quant_map",
+                                                        ".nested_absmax",
+                                                        ".nested_quant_map",
+                                                        ".quant_state.bitsandbytes__nf4",
+                                                        ".quant_state.bitsandbytes__fp4"};
 
 FolderCheck check_weights(const std::string& folder, const Dims& dims) {
   FolderCheck check;
@@ -146,8 +155,8 @@ FolderCheck check_weights(const std::string& folder, const Dims& dims) {
     if (it == by_name.end()) {
       check.faults.push_back(fmt::format("{}: {}: missing, expected {}", folder, row.name, shape_text(row.shape)));
     } else if (by_name.count(row.name + ".quant_map") == 0 && it->second.entry->shape != row.shape) {
-      check.faults.push_back(fmt::format("{}: {}: expected {} from config.json, got {}", it->second.file->path(), it->second.entry->name,
-                                         shape_text(row.shape), shape_text(it->second.entry->shape)));
+      check.faults.push_back(fmt::format("{}: {}: expected {} from config.json, got {}", it->second.file->path(),
+                                         it->second.entry->name, shape_text(row.shape), shape_text(it->second.entry->shape)));
     }
   }
   for (const auto& [name, found] : tensors.tensors()) {
@@ -157,7 +166,8 @@ FolderCheck check_weights(const std::string& folder, const Dims& dims) {
     }
     const bool tied_copy = canonical == "lm_head.weight" && dims.tied_head;
     if (expected.count(canonical) == 0 && !tied_copy) {
-      check.faults.push_back(fmt::format("{}: {}: unexpected, no such tensor in a model of config.json's sizes", found.file->path(), name));
+      check.faults.push_back(
+          fmt::format("{}: {}: unexpected, no such tensor in a model of config.json's sizes", found.file->path(), name));
     }
   }
   return check;

@@ -37,7 +37,8 @@ void update(const Tensor& weight, const Tensor& gradient, const Tensor& moment1,
 
 }  // namespace
 
-void adamw_(const Tensor& weight, const Tensor& gradient, const Tensor& moment1, const Tensor& moment2, const AdamwArguments& arguments) {
+void adamw_(const Tensor& weight, const Tensor& gradient, const Tensor& moment1, const Tensor& moment2,
+            const AdamwArguments& arguments) {
   for (const Tensor* tensor : {&gradient, &moment1, &moment2}) {
     if (tensor->scalar_type() != weight.scalar_type() || tensor->sizes() != weight.sizes() || !tensor->is_contiguous()) {
       throw job_error("adamw_: weight, gradient and moments must be contiguous and of one shape and dtype");

@@ -14,8 +14,8 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint32_t key0, u
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
     const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
-    counter = {uint32_t(product1 >> 32) ^ counter[1] ^ key0, uint32_t(product1),
-               uint32_t(product0 >> 32) ^ counter[3] ^ key1, uint32_t(product0)};
+    counter = {uint32_t(product1 >> 32) ^ counter[1] ^ key0, uint32_t(product1), uint32_t(product0 >> 32) ^ counter[3] ^ key1,
+               uint32_t(product0)};
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
@@ -33,8 +33,8 @@ Tensor apply_mask(const Tensor& x, double p, const DropoutKey& key) {
   const uint32_t threshold = uint32_t(std::min(p * 4294967296.0, 4294967295.0));
   at::parallel_for(0, (n + 3) / 4, 4096, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      const auto words = philox({uint32_t(block), key.module, uint32_t(key.micro), uint32_t(key.micro >> 32)},
-                                uint32_t(key.seed), uint32_t(key.seed >> 32) ^ uint32_t(block >> 32));
+      const auto words = philox({uint32_t(block), key.module, uint32_t(key.micro), uint32_t(key.micro >> 32)}, uint32_t(key.seed),
+                                uint32_t(key.seed >> 32) ^ uint32_t(block >> 32));
       const int64_t last = std::min<int64_t>(4, n - block * 4);
       for (int64_t j = 0; j < last; ++j) to[block * 4 + j] = words[j] >= threshold ? in[block * 4 + j] * scale : 0.0f;
     }

@@ -5,8 +5,12 @@
 
 namespace gemtune {
 
-Tensor gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
+Tensor gelu_tanh(const Tensor& x) {
+  return at::gelu(x, "tanh");
+}
 
-Tensor geglu(const Tensor& gate, const Tensor& up) { return gelu_tanh(gate) * up; }
+Tensor geglu(const Tensor& gate, const Tensor& up) {
+  return gelu_tanh(gate) * up;
+}
 
 }  // namespace gemtune

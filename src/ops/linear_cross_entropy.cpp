@@ -14,7 +14,9 @@ namespace gemtune {
 namespace {
 
 // Rows whose fp32 logits take about 64 MiB: enough for full-speed products, little beside the weights.
-int64_t rows_per_chunk(int64_t vocabulary) { return std::max<int64_t>(1, (int64_t{64} << 20) / (4 * vocabulary)); }
+int64_t rows_per_chunk(int64_t vocabulary) {
+  return std::max<int64_t>(1, (int64_t{64} << 20) / (4 * vocabulary));
+}
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,

@@ -37,9 +37,9 @@ constexpr std::array<float, 16> kValues = {
 };
 // Midpoints; a value strictly above thresholds[i] gets code i + 1 or more.
 constexpr std::array<float, 15> kThresholds = {
-    -0.8480964004993439f, -0.6106329262256622f, -0.4599952697753906f, -0.33967943489551544f, -0.23460740596055984f,
-    -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f, 0.1202552504837513f, 0.2035212516784668f,
-    0.2920137718319893f, 0.3893125355243683f, 0.5016634166240692f, 0.6427869200706482f, 0.8614784181118011f};
+    -0.8480964004993439f,  -0.6106329262256622f,   -0.4599952697753906f, -0.33967943489551544f, -0.23460740596055984f,
+    -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f, 0.1202552504837513f,   0.2035212516784668f,
+    0.2920137718319893f,   0.3893125355243683f,    0.5016634166240692f,  0.6427869200706482f,   0.8614784181118011f};
 
 uint8_t nearest_code(float x) {
   uint8_t code = 0;
@@ -86,7 +86,9 @@ int64_t Nf4Tensor::num_bytes() const {
   return total;
 }
 
-Tensor nf4_values() { return at::from_blob(const_cast<float*>(kValues.data()), {16}, at::kFloat).clone(); }
+Tensor nf4_values() {
+  return at::from_blob(const_cast<float*>(kValues.data()), {16}, at::kFloat).clone();
+}
 
 Tensor nf4_dynamic_map() {
   std::vector<float> values = {0.0f, 1.0f};

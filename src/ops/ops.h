@@ -55,12 +55,12 @@ Tensor gelu_tanh(const Tensor& x);
 // kernels (docs/numerics.md). codes: even element in the high nibble. Un-nested: absmax fp32 [blocks]. Nested (double
 // quantisation): absmax_codes uint8 [blocks], absmax2 fp32 [ceil(blocks ÷ 256)], code8 fp32 [256], offset.
 struct Nf4Tensor {
-  std::vector<int64_t> shape;                       // [out, in]
-  at::ScalarType dtype = at::kBFloat16;             // what dequantised values are rounded to
-  Tensor codes;                                     // uint8 [ceil(n ÷ 2)]
-  Tensor absmax;                                    // fp32 [blocks], undefined when nested
-  Tensor absmax_codes, absmax2, code8;              // nested only
-  float offset = 0;                                 // nested only
+  std::vector<int64_t> shape;            // [out, in]
+  at::ScalarType dtype = at::kBFloat16;  // what dequantised values are rounded to
+  Tensor codes;                          // uint8 [ceil(n ÷ 2)]
+  Tensor absmax;                         // fp32 [blocks], undefined when nested
+  Tensor absmax_codes, absmax2, code8;   // nested only
+  float offset = 0;                      // nested only
   bool nested() const { return absmax_codes.defined(); }
   int64_t num_bytes() const;
 };
@@ -75,22 +75,22 @@ Tensor nf4_values();
 // the element's index alone: it is never stored, and recompute, resume and other rank counts draw the same one.
 struct DropoutKey {
   uint64_t seed = 0;
-  uint64_t micro = 0;    // global number of the micro-batch since the start of training
-  uint32_t module = 0;   // number of the adapted layer
+  uint64_t micro = 0;   // global number of the micro-batch since the start of training
+  uint32_t module = 0;  // number of the adapted layer
 };
 // Inverted dropout: element kept with probability 1 − p and scaled by 1 ÷ (1 − p).
 Tensor dropout(const Tensor& x, double p, const DropoutKey& key);
 
 // The frozen or trained weight of a linear layer: dense, or NF4 with an optional resident expansion in the compute dtype.
 struct LinearWeight {
-  Tensor dense;                    // [out, in]; defined when not quantised, or when the expansion is kept resident
+  Tensor dense;  // [out, in]; defined when not quantised, or when the expansion is kept resident
   std::optional<Nf4Tensor> nf4;
 };
 struct LoraArguments {
-  Tensor a_RI;                     // fp32 [R, in]
-  Tensor b_OR;                     // fp32 [out, R]
+  Tensor a_RI;  // fp32 [R, in]
+  Tensor b_OR;  // fp32 [out, R]
   double scale = 1;
-  double dropout_p = 0;            // 0 = none
+  double dropout_p = 0;  // 0 = none
   DropoutKey key;
 };
 // x Wᵀ + bias + scale · (dropout(x) Aᵀ) Bᵀ. x […, in]; bias [out] or undefined; lora may be null.
@@ -101,8 +101,8 @@ Tensor lora_linear(const Tensor& x, const LinearWeight& weight, const Tensor& bi
 
 // Cross entropy of hidden · weightᵀ against targets, summed, without ever holding all logits: rows go through in chunks and
 // their gradient is made on the way. hidden [N, D], weight [V, D], targets int64 [N]; softcap 0 = none, else
-// logits = cap · tanh(logits ÷ cap). loss_sum: fp32 scalar (accumulated in fp64), differentiable; num_correct: int64 scalar, rows whose arg-max is
-// the target.
+// logits = cap · tanh(logits ÷ cap). loss_sum: fp32 scalar (accumulated in fp64), differentiable; num_correct: int64 scalar, rows
+// whose arg-max is the target.
 struct CrossEntropySum {
   Tensor loss_sum;
   Tensor num_correct;
@@ -117,11 +117,12 @@ struct AdamwArguments {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
-  int64_t step = 1;          // from 1
-  double gradient_scale = 1; // the clip factor
+  int64_t step = 1;           // from 1
+  double gradient_scale = 1;  // the clip factor
 };
 // In place. weight, gradient and both moments share shape and dtype (fp32, or bf16 with the update computed in fp32 and
 // rounded to nearest). Source: torch.optim.AdamW (fused).
-void adamw_(const Tensor& weight, const Tensor& gradient, const Tensor& moment1, const Tensor& moment2, const AdamwArguments& arguments);
+void adamw_(const Tensor& weight, const Tensor& gradient, const Tensor& moment1, const Tensor& moment2,
+            const AdamwArguments& arguments);
 
 }  // namespace gemtune

@@ -19,11 +19,14 @@
 namespace gemtune {
 namespace {
 
-Tensor row(std::vector<float> values) { return at::from_blob(values.data(), {int64_t(values.size())}, at::kFloat).clone(); }
+Tensor row(std::vector<float> values) {
+  return at::from_blob(values.data(), {int64_t(values.size())}, at::kFloat).clone();
+}
 
 // max|a − b| ÷ max|b|
 double relative_error(const Tensor& a, const Tensor& b) {
-  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>() / std::max(1e-30, b.to(at::kDouble).abs().max().item<double>());
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>() /
+         std::max(1e-30, b.to(at::kDouble).abs().max().item<double>());
 }
 
 // 64 values whose absmax is 1, so that a value's code is that of itself.
@@ -181,7 +184,8 @@ TEST(LoraLinear, AnNf4WeightActsAsItsExpansion) {
   const Tensor resident = lora_linear(x, {dense, nf4}, Tensor(), nullptr);
   EXPECT_TRUE(at::equal(packed, resident));
   const Tensor seed = at::randn({5, 32});
-  EXPECT_LT(relative_error(torch::autograd::grad({packed}, {x}, {seed})[0], torch::autograd::grad({resident}, {x}, {seed})[0]), 1e-6);
+  EXPECT_LT(relative_error(torch::autograd::grad({packed}, {x}, {seed})[0], torch::autograd::grad({resident}, {x}, {seed})[0]),
+            1e-6);
 }
 
 void expect_cross_entropy_equals_dense(int64_t rows, int64_t vocabulary, double softcap) {
@@ -201,9 +205,15 @@ void expect_cross_entropy_equals_dense(int64_t rows, int64_t vocabulary, double 
   EXPECT_LT(relative_error(ours[1], theirs[1]), 1e-4);
 }
 
-TEST(LinearCrossEntropy, EqualsTheDenseLossInOneChunk) { expect_cross_entropy_equals_dense(37, 101, 0); }
-TEST(LinearCrossEntropy, EqualsTheDenseLossInSeveralChunks) { expect_cross_entropy_equals_dense(70, 600000, 0); }
-TEST(LinearCrossEntropy, AppliesTheSoftCap) { expect_cross_entropy_equals_dense(37, 101, 5); }
+TEST(LinearCrossEntropy, EqualsTheDenseLossInOneChunk) {
+  expect_cross_entropy_equals_dense(37, 101, 0);
+}
+TEST(LinearCrossEntropy, EqualsTheDenseLossInSeveralChunks) {
+  expect_cross_entropy_equals_dense(70, 600000, 0);
+}
+TEST(LinearCrossEntropy, AppliesTheSoftCap) {
+  expect_cross_entropy_equals_dense(37, 101, 5);
+}
 
 TEST(LinearCrossEntropy, UniformLogitsGiveTheLogarithmOfTheVocabulary) {
   const CrossEntropySum sum = linear_cross_entropy(at::zeros({1, 4}), at::zeros({262208, 4}), at::zeros({1}, at::kLong), 0);

@@ -12,7 +12,8 @@ RopeTable make_rope_table(int64_t first, int64_t num_positions, int64_t head_siz
                           at::ScalarType dtype, at::Device device) {
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device);
   // numerics: exponent, power and division in fp32, as the reference builds inv_freq.
-  const Tensor exponent = at::arange(0, head_size, 2, at::TensorOptions().dtype(at::kLong).device(device)).to(at::kFloat) / double(head_size);
+  const Tensor exponent =
+      at::arange(0, head_size, 2, at::TensorOptions().dtype(at::kLong).device(device)).to(at::kFloat) / double(head_size);
   Tensor inverse_frequency = 1.0 / at::pow(theta, exponent);
   if (scaling != 1.0) inverse_frequency = inverse_frequency / scaling;
   const Tensor position = at::arange(first, first + num_positions, fp32);

@@ -9,7 +9,8 @@ namespace {
 
 template <class T>
 Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type, at::Device device) {
-  return at::from_blob(const_cast<T*>(values.data()), shape, at::TensorOptions().dtype(type)).to(device, type, false, /*copy=*/true);
+  return at::from_blob(const_cast<T*>(values.data()), shape, at::TensorOptions().dtype(type))
+      .to(device, type, false, /*copy=*/true);
 }
 
 }  // namespace
@@ -22,7 +23,8 @@ DeviceBatch to_device(const Batch& batch, at::Device device) {
   out.input.image_group_BT = copied(batch.image_group, shape, at::kInt, device);
   out.target_mask_BT = copied(batch.target_mask, shape, at::kByte, device).to(at::kBool);
   if (batch.num_images > 0) {
-    out.input.pixels_NCHW = copied(batch.pixels_NCHW, {batch.num_images, 3, batch.image_size, batch.image_size}, at::kByte, device);
+    out.input.pixels_NCHW =
+        copied(batch.pixels_NCHW, {batch.num_images, 3, batch.image_size, batch.image_size}, at::kByte, device);
   }
   return out;
 }

@@ -32,7 +32,8 @@ std::string check_options(const Recipe& recipe, const Preparation& prepared, Che
 DataReport check_data(const Recipe& recipe, const Preparation& prepared, CheckDepth depth, const CheckHooks& hooks) {
   const std::string key = check_key(*prepared.dataset, check_options(recipe, prepared, depth));
   if (auto kept = load_report(key)) return *kept;
-  DataReport report = check_dataset(*prepared.dataset, *prepared.chat, image_options(recipe), depth, loader_threads(recipe), hooks);
+  DataReport report =
+      check_dataset(*prepared.dataset, *prepared.chat, image_options(recipe), depth, loader_threads(recipe), hooks);
   save_report(key, report);
   return report;
 }
@@ -52,10 +53,12 @@ void require_usable(const Recipe& recipe, const DataReport& report) {
   if (!texts.empty()) {
     std::string shown;
     for (size_t i = 0; i < std::min(kFaultsShown, texts.size()); ++i) shown += "\n  " + texts[i];
-    throw input_error("{} of {} rows cannot be trained on:{}\n`gemtune data check` lists all of them; fix the rows or set data.on_bad_row=skip",
-                      texts.size(), report.num_rows, shown);
+    throw input_error(
+        "{} of {} rows cannot be trained on:{}\n`gemtune data check` lists all of them; fix the rows or set data.on_bad_row=skip",
+        texts.size(), report.num_rows, shown);
   }
-  if (report.used.empty()) throw input_error("none of the {} rows can be trained on; `gemtune data check` says why", report.num_rows);
+  if (report.used.empty())
+    throw input_error("none of the {} rows can be trained on; `gemtune data check` says why", report.num_rows);
 }
 
 std::vector<int64_t> held_out_rows(const Recipe& recipe, const Preparation& prepared) {

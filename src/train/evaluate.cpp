@@ -14,7 +14,9 @@ namespace {
 
 constexpr size_t kAnswersAtOnce = 32;
 
-int image_size(const Gemma3& model) { return model.dims().vision ? int(model.dims().vision->image_size) : 0; }
+int image_size(const Gemma3& model) {
+  return model.dims().vision ? int(model.dims().vision->image_size) : 0;
+}
 
 std::string text_of(const Message& message) {
   std::string text;
@@ -68,7 +70,9 @@ std::map<std::string, int64_t> ngrams(const std::vector<std::string>& characters
 
 }  // namespace
 
-double LossScores::perplexity() const { return std::exp(loss); }
+double LossScores::perplexity() const {
+  return std::exp(loss);
+}
 
 LossScores evaluate_loss(const Gemma3& model, const HeldOut& held_out) {
   const at::NoGradGuard no_grad;
@@ -77,8 +81,9 @@ LossScores evaluate_loss(const Gemma3& model, const HeldOut& held_out) {
   options.micro_batch = held_out.micro_batch;
   options.num_workers = held_out.num_workers;
   options.image_size = image_size(model);
-  Loader loader(std::shared_ptr<const Dataset>(std::shared_ptr<void>(), &held_out.dataset), std::shared_ptr<const Chat>(std::shared_ptr<void>(), &held_out.chat),
-                held_out.image_options, held_out.rows, options, {});
+  Loader loader(std::shared_ptr<const Dataset>(std::shared_ptr<void>(), &held_out.dataset),
+                std::shared_ptr<const Chat>(std::shared_ptr<void>(), &held_out.chat), held_out.image_options, held_out.rows,
+                options, {});
   double loss_sum = 0;
   double num_correct = 0;
   LossScores scores;

@@ -23,7 +23,7 @@ struct HeldOut {
 };
 
 struct LossScores {
-  double loss = 0;            // nats a target token
+  double loss = 0;  // nats a target token
   double token_accuracy = 0;
   int64_t num_targets = 0;
   double perplexity() const;
@@ -32,7 +32,7 @@ LossScores evaluate_loss(const Gemma3& model, const HeldOut& held_out);
 
 struct Answer {
   int64_t row = 0;
-  std::string prompt;    // the last user turn's text
+  std::string prompt;  // the last user turn's text
   std::string expected;
   std::string generated;
 };

@@ -56,12 +56,13 @@ Batch prompt_batch(const std::vector<Prompt>& prompts, const ChatTokens& tokens,
 
 }  // namespace
 
-std::vector<std::vector<int32_t>> generate(const Gemma3& model, const std::vector<Prompt>& prompts, const ChatTokens& tokens, int image_size,
-                                           const GenerateOptions& options,
+std::vector<std::vector<int32_t>> generate(const Gemma3& model, const std::vector<Prompt>& prompts, const ChatTokens& tokens,
+                                           int image_size, const GenerateOptions& options,
                                            const std::function<void(const std::vector<int32_t>&)>& on_token) {
   const at::NoGradGuard no_grad;
   for (const Prompt& prompt : prompts) {
-    if (prompt.token_ids.size() != prompts[0].token_ids.size()) throw job_error("generate: prompts of one batch must have one length");
+    if (prompt.token_ids.size() != prompts[0].token_ids.size())
+      throw job_error("generate: prompts of one batch must have one length");
   }
   const int64_t num_rows = int64_t(prompts.size());
   const at::Device device = model.spec().device;

@@ -26,8 +26,8 @@ struct Prompt {
   std::vector<int32_t> image_first_token;
   std::vector<std::vector<uint8_t>> images_CHW;
 };
-std::vector<std::vector<int32_t>> generate(const Gemma3& model, const std::vector<Prompt>& prompts, const ChatTokens& tokens, int image_size,
-                                           const GenerateOptions& options,
+std::vector<std::vector<int32_t>> generate(const Gemma3& model, const std::vector<Prompt>& prompts, const ChatTokens& tokens,
+                                           int image_size, const GenerateOptions& options,
                                            const std::function<void(const std::vector<int32_t>&)>& on_token = {});
 
 }  // namespace gemtune

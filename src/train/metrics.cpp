@@ -6,8 +6,8 @@
 #include "base/text.h"
 
 #include <fmt/core.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 
@@ -16,7 +16,9 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-OrderedJson number_or_null(double value) { return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr); }
+OrderedJson number_or_null(double value) {
+  return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr);
+}
 
 OrderedJson to_json(const StepRecord& r) {
   return {{"step", r.step},
@@ -51,13 +53,16 @@ std::string records_up_to(const std::string& path, int64_t last) {
 
 }  // namespace
 
-std::string short_number(double value) { return fmt::format("{:.6g}", value); }
+std::string short_number(double value) {
+  return fmt::format("{:.6g}", value);
+}
 
 EventStream::EventStream(const std::string& target, int rank) : rank_(rank) {
   if (target.empty()) return;
   const bool is_descriptor = target.find_first_not_of("0123456789") == std::string::npos;
   file_ = is_descriptor ? fdopen(dup(std::stoi(target)), "w") : std::fopen(target.c_str(), "a");
-  if (file_ == nullptr) throw input_error("--events {}: cannot be opened for writing; give a file descriptor number or a path", target);
+  if (file_ == nullptr)
+    throw input_error("--events {}: cannot be opened for writing; give a file descriptor number or a path", target);
 }
 
 EventStream::~EventStream() {
@@ -71,8 +76,12 @@ void EventStream::write(const std::string& line) {
   std::fflush(file_);
 }
 
-void EventStream::hello(int world) { write(OrderedJson{{"event", "hello"}, {"rank", rank_}, {"world", world}, {"pid", getpid()}}.dump()); }
-void EventStream::phase(const std::string& name) { write(OrderedJson{{"event", "phase"}, {"rank", rank_}, {"name", name}}.dump()); }
+void EventStream::hello(int world) {
+  write(OrderedJson{{"event", "hello"}, {"rank", rank_}, {"world", world}, {"pid", getpid()}}.dump());
+}
+void EventStream::phase(const std::string& name) {
+  write(OrderedJson{{"event", "phase"}, {"rank", rank_}, {"name", name}}.dump());
+}
 void EventStream::step(const StepRecord& record) {
   OrderedJson json = {{"event", "step"}, {"rank", rank_}};
   json.update(to_json(record));
@@ -81,7 +90,9 @@ void EventStream::step(const StepRecord& record) {
 void EventStream::checkpoint(int64_t step, const std::string& dir) {
   write(OrderedJson{{"event", "checkpoint"}, {"rank", rank_}, {"step", step}, {"dir", dir}}.dump());
 }
-void EventStream::warning(const std::string& text) { write(OrderedJson{{"event", "warning"}, {"rank", rank_}, {"text", text}}.dump()); }
+void EventStream::warning(const std::string& text) {
+  write(OrderedJson{{"event", "warning"}, {"rank", rank_}, {"text", text}}.dump());
+}
 void EventStream::error(const std::string& kind, const std::string& text, bool retryable) {
   write(OrderedJson{{"event", "error"}, {"rank", rank_}, {"kind", kind}, {"text", text}, {"retryable", retryable}}.dump());
 }
@@ -89,12 +100,15 @@ void EventStream::finished(int64_t step, const std::string& final_dir) {
   write(OrderedJson{{"event", "finished"}, {"rank", rank_}, {"step", step}, {"final_dir", final_dir}}.dump());
 }
 
-Metrics::Metrics(const MetricsOptions& options) : options_(options), started_(std::chrono::steady_clock::now()), live_(isatty(2) == 1) {
+Metrics::Metrics(const MetricsOptions& options)
+    : options_(options), started_(std::chrono::steady_clock::now()), live_(isatty(2) == 1) {
   const std::string path = join_path(options.run_dir, "metrics.jsonl");
   write_file_atomically(path, records_up_to(path, options.first_step));
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) throw environment_error("{}: cannot be opened for writing", path);
-  if (options.tensorboard) events_ = std::make_unique<EventWriter>(join_path(options.run_dir, "tensorboard"), options.first_step > 0 ? options.first_step + 1 : -1);
+  if (options.tensorboard)
+    events_ = std::make_unique<EventWriter>(join_path(options.run_dir, "tensorboard"),
+                                            options.first_step > 0 ? options.first_step + 1 : -1);
 }
 
 Metrics::~Metrics() {
@@ -145,11 +159,11 @@ void Metrics::show_progress(const StepRecord& record) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
   const int64_t done = record.step - options_.first_step;
   const double left = done > 0 ? seconds / double(done) * double(options_.total_steps - record.step) : 0;
-  const std::string line =
-      fmt::format("step {}/{}  epoch {:.2f}  loss {:.4f}  acc {:.3f}  lr {}  norm {}  {} samples/s  {} tokens/s  ETA {}  {}", record.step,
-                  options_.total_steps, record.epoch, record.loss, record.mean_token_accuracy, short_number(record.learning_rate),
-                  fmt::format("{:.3g}", record.grad_norm), fmt::format("{:.4g}", record.samples_per_s),
-                  fmt::format("{:.0f}", record.tokens_per_s), human_duration(left), human_bytes(record.peak_bytes));
+  const std::string line = fmt::format(
+      "step {}/{}  epoch {:.2f}  loss {:.4f}  acc {:.3f}  lr {}  norm {}  {} samples/s  {} tokens/s  ETA {}  {}", record.step,
+      options_.total_steps, record.epoch, record.loss, record.mean_token_accuracy, short_number(record.learning_rate),
+      fmt::format("{:.3g}", record.grad_norm), fmt::format("{:.4g}", record.samples_per_s),
+      fmt::format("{:.0f}", record.tokens_per_s), human_duration(left), human_bytes(record.peak_bytes));
   if (!live_) return log_info("{}", line);
   std::fprintf(stderr, "\r\033[K%s", line.c_str());
   line_open_ = !last;

@@ -16,16 +16,16 @@ namespace gemtune {
 // One optimizer step; units in the names. Field names are those of metrics.jsonl and of the step event.
 struct StepRecord {
   int64_t step = 0;
-  double epoch = 0;                  // passes over the data so far
-  double loss = 0;                   // nats a target token, over all target tokens of the step on all ranks
+  double epoch = 0;  // passes over the data so far
+  double loss = 0;   // nats a target token, over all target tokens of the step on all ranks
   double learning_rate = 0;
-  double grad_norm = 0;              // before clipping
-  int64_t num_tokens = 0;            // valid tokens since the start of training, over all ranks, resumes included
+  double grad_norm = 0;    // before clipping
+  int64_t num_tokens = 0;  // valid tokens since the start of training, over all ranks, resumes included
   double mean_token_accuracy = 0;
   double tokens_per_s = 0;
   double samples_per_s = 0;
   double step_ms = 0;
-  double data_ms = 0;                // of step_ms: waiting for the loader
+  double data_ms = 0;  // of step_ms: waiting for the loader
   int64_t peak_bytes = 0;
 };
 
@@ -54,9 +54,9 @@ class EventStream {
 struct MetricsOptions {
   std::string run_dir;
   bool tensorboard = true;
-  int every = 1;              // steps between progress lines
+  int every = 1;  // steps between progress lines
   int64_t total_steps = 0;
-  int64_t first_step = 0;     // where this process begins; records after it from an earlier life are dropped
+  int64_t first_step = 0;  // where this process begins; records after it from an earlier life are dropped
 };
 
 // One writer a run (rank 0).
@@ -76,7 +76,7 @@ class Metrics {
   std::FILE* file_ = nullptr;
   std::unique_ptr<EventWriter> events_;
   std::chrono::steady_clock::time_point started_;
-  bool live_ = false;          // stderr is a terminal
+  bool live_ = false;  // stderr is a terminal
   bool line_open_ = false;
 };
 

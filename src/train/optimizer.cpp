@@ -21,7 +21,8 @@ double schedule_factor(const OptimizerSpec& spec, int64_t step) {
   return 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
-Optimizer::Optimizer(std::vector<Parameter> parameters, const OptimizerSpec& spec) : parameters_(std::move(parameters)), spec_(spec) {
+Optimizer::Optimizer(std::vector<Parameter> parameters, const OptimizerSpec& spec)
+    : parameters_(std::move(parameters)), spec_(spec) {
   for (const Parameter& parameter : parameters_) {
     moment1_.push_back(at::zeros_like(parameter.value.detach()));
     moment2_.push_back(at::zeros_like(parameter.value.detach()));
@@ -78,7 +79,8 @@ void Optimizer::load(const std::string& path) {
   const SafetensorsFile file(path);
   const auto restore = [&](const std::string& name, Tensor& moment) {
     const TensorEntry* entry = file.find(name);
-    if (entry == nullptr) throw input_error("{}: {} is missing; this checkpoint was written with other trained tensors", path, name);
+    if (entry == nullptr)
+      throw input_error("{}: {} is missing; this checkpoint was written with other trained tensors", path, name);
     const Tensor stored = tensor_view(file, *entry);
     if (stored.sizes() != moment.sizes() || stored.scalar_type() != moment.scalar_type()) {
       throw input_error("{}: {} has another shape or dtype than the trained tensor; the recipe was changed", path, name);

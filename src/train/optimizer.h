@@ -17,7 +17,7 @@ struct OptimizerSpec {
   Schedule schedule = Schedule::kConstant;
   int64_t warmup_steps = 0;
   int64_t total_steps = 1;
-  double max_grad_norm = 0.3;       // 0 = never clip
+  double max_grad_norm = 0.3;  // 0 = never clip
   double weight_decay = 0;
   double beta1 = 0.9;
   double beta2 = 0.999;

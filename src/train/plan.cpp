@@ -34,7 +34,8 @@ class Parts {
 };
 
 // Bytes that one block keeps for its backward pass, a token: inputs of products, norms, activations, attention.
-int64_t kept_a_token(int64_t width, int64_t attention_width, int64_t kv_width, int64_t ffn_width, int64_t ffn_copies, int64_t element) {
+int64_t kept_a_token(int64_t width, int64_t attention_width, int64_t kv_width, int64_t ffn_width, int64_t ffn_copies,
+                     int64_t element) {
   return element * (8 * width + 3 * attention_width + 2 * kv_width + ffn_copies * ffn_width);
 }
 
@@ -42,7 +43,8 @@ int64_t activation_bytes(const Dims& dims, const ModelSpec& spec, const PlanLoad
   const int64_t element = int64_t(at::elementSize(spec.compute_dtype));
   const int64_t tokens = load.micro_batch * std::max<int64_t>(load.longest, 1);
   const TextDims& text = dims.text;
-  const int64_t text_layer = tokens * kept_a_token(text.width, text.num_heads * text.head_size, text.num_kv_heads * text.head_size, text.ffn_width, 4, element);
+  const int64_t text_layer = tokens * kept_a_token(text.width, text.num_heads * text.head_size,
+                                                   text.num_kv_heads * text.head_size, text.ffn_width, 4, element);
   const int64_t text_edge = tokens * text.width * element;
   int64_t total = load.recompute ? text_layer + text.num_layers * text_edge : text.num_layers * text_layer;
   if (dims.vision && load.images_a_row > 0) {
@@ -88,13 +90,15 @@ Plan make_plan(const Dims& dims, const ModelSpec& spec, const PlanLoad& load) {
       }
       continue;
     }
-    const bool quantised = spec.quant.nf4 && row.kind == WeightKind::kLinear && (row.tower == Tower::kLanguage || spec.quant.vision);
+    const bool quantised =
+        spec.quant.nf4 && row.kind == WeightKind::kLinear && (row.tower == Tower::kLanguage || spec.quant.vision);
     if (quantised) {
       parts.add(tower + " linears (NF4)", n, nf4_bytes(n, spec.quant.double_quant), false);
     } else {
       parts.add(tower + (row.kind == WeightKind::kLinear ? " linears" : " norms, biases, embeddings"), n, n * element, false);
     }
-    const bool adapted = row.kind == WeightKind::kLinear && spec.lora.rank > 0 && (row.tower == Tower::kVision ? spec.lora.vision : spec.lora.language);
+    const bool adapted = row.kind == WeightKind::kLinear && spec.lora.rank > 0 &&
+                         (row.tower == Tower::kVision ? spec.lora.vision : spec.lora.language);
     if (adapted) {
       plan.lora_modules += 1;
       train(tower + " adapters (fp32)", spec.lora.rank_of(row.tower) * (row.shape[0] + row.shape[1]), 4);

@@ -14,8 +14,8 @@ namespace {
 
 // What a stock processor and generate() look for beside weights.
 const std::vector<std::string> kSideFiles = {
-    "tokenizer.json",      "tokenizer.model",         "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_template.json",      "processor_config.json", "preprocessor_config.json", "generation_config.json"};
+    "tokenizer.json",      "tokenizer.model",    "tokenizer_config.json", "special_tokens_map.json",  "added_tokens.json",
+    "chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json", "generation_config.json"};
 
 std::string sibling(const std::string& run_dir) {
   for (int number = 2;; ++number) {
@@ -52,8 +52,9 @@ RunPlace find_run_place(const Recipe& recipe, bool fresh) {
   const Recipe stored = load_recipe(arguments).recipe;
   const auto differences = differences_that_forbid_resume(stored, recipe);
   if (!differences.empty()) {
-    throw input_error("{} holds a run with another recipe: {}; go on with the old values, choose another output.dir or add --fresh",
-                      place.run_dir, join_some(differences));
+    throw input_error(
+        "{} holds a run with another recipe: {}; go on with the old values, choose another output.dir or add --fresh",
+        place.run_dir, join_some(differences));
   }
   CheckpointInfo newest;
   if (find_newest_checkpoint(place.run_dir, &newest, &place.notes)) place.checkpoint = newest.folder;
@@ -72,8 +73,8 @@ void copy_side_files(const std::string& model_folder, const std::string& tokeniz
   write_file_atomically(join_path(to, "tokenizer.json"), read_file(own));
 }
 
-void fill_checkpoint(const std::string& folder, const Gemma3& model, const Optimizer& optimizer, const TrainerState& state, const Recipe& recipe,
-                     const std::string& model_folder) {
+void fill_checkpoint(const std::string& folder, const Gemma3& model, const Optimizer& optimizer, const TrainerState& state,
+                     const Recipe& recipe, const std::string& model_folder) {
   if (model.spec().train_all) {
     // fp32 masters, so that a resumed run goes on with the same bits.
     save_model(model, folder, read_file(join_path(model_folder, "config.json")), at::kFloat);
@@ -92,7 +93,8 @@ TrainerState read_trainer_state(const std::string& folder) {
   TrainerState state;
   const auto read = [&](const char* key, int64_t& value) {
     const auto it = json.find(key);
-    if (it == json.end() || !it->is_number_integer() || it->get<int64_t>() < 0) throw input_error("{}: {} is missing or no count", path, key);
+    if (it == json.end() || !it->is_number_integer() || it->get<int64_t>() < 0)
+      throw input_error("{}: {} is missing or no count", path, key);
     value = it->get<int64_t>();
   };
   read("step", state.step);

@@ -34,8 +34,8 @@ RunPlace find_run_place(const Recipe& recipe, bool fresh);
 void copy_side_files(const std::string& model_folder, const std::string& tokenizer, const std::string& to);
 
 // Fills a checkpoint folder / reads it back.
-void fill_checkpoint(const std::string& folder, const Gemma3& model, const Optimizer& optimizer, const TrainerState& state, const Recipe& recipe,
-                     const std::string& model_folder);
+void fill_checkpoint(const std::string& folder, const Gemma3& model, const Optimizer& optimizer, const TrainerState& state,
+                     const Recipe& recipe, const std::string& model_folder);
 TrainerState read_trainer_state(const std::string& folder);
 // final/: adapter, or the whole model when every weight was trained.
 void fill_final(const std::string& folder, const Gemma3& model, const Recipe& recipe, const std::string& model_folder);

@@ -56,7 +56,9 @@ RowMapping row_mapping(const Recipe& recipe) {
 
 ImageOptions image_options(const Recipe& recipe) {
   ImageOptions options;
-  options.alpha = recipe.image.alpha == "white" ? AlphaPolicy::kWhite : recipe.image.alpha == "black" ? AlphaPolicy::kBlack : AlphaPolicy::kDrop;
+  options.alpha = recipe.image.alpha == "white"   ? AlphaPolicy::kWhite
+                  : recipe.image.alpha == "black" ? AlphaPolicy::kBlack
+                                                  : AlphaPolicy::kDrop;
   options.exif = recipe.image.exif == "ignore" ? ExifPolicy::kIgnore : ExifPolicy::kApply;
   options.max_pixels = recipe.image.max_pixels;
   return options;
@@ -70,7 +72,9 @@ ChatOptions chat_options(const Recipe& recipe, const Dims& dims) {
                            : data.special_tokens == "reject" ? SpecialTokens::kReject
                                                              : SpecialTokens::kText;
   options.max_length = data.max_length > 0 ? std::min(data.max_length, dims.text.max_positions) : dims.text.max_positions;
-  options.on_too_long = data.on_too_long == "skip" ? TooLong::kSkip : data.on_too_long == "shorten" ? TooLong::kShorten : TooLong::kError;
+  options.on_too_long = data.on_too_long == "skip"      ? TooLong::kSkip
+                        : data.on_too_long == "shorten" ? TooLong::kShorten
+                                                        : TooLong::kError;
   return options;
 }
 
@@ -91,9 +95,13 @@ ChatTokens chat_tokens(const Tokenizer& tokenizer, const Dims& dims, const std::
     tokens.end_of_image = need("<end_of_image>");
     tokens.image_soft = need("<image_soft_token>");
     tokens.tokens_per_image = int32_t(dims.tokens_per_image);
-    if (tokens.start_of_image != dims.start_of_image || tokens.end_of_image != dims.end_of_image || tokens.image_soft != dims.image_token) {
-      throw input_error("{}: start_of_image, end_of_image, image token are {}, {}, {}; config.json says {}, {}, {}: tokenizer and model do not belong together",
-                        where, tokens.start_of_image, tokens.end_of_image, tokens.image_soft, dims.start_of_image, dims.end_of_image, dims.image_token);
+    if (tokens.start_of_image != dims.start_of_image || tokens.end_of_image != dims.end_of_image ||
+        tokens.image_soft != dims.image_token) {
+      throw input_error(
+          "{}: start_of_image, end_of_image, image token are {}, {}, {}; config.json says {}, {}, {}: tokenizer and model do not "
+          "belong together",
+          where, tokens.start_of_image, tokens.end_of_image, tokens.image_soft, dims.start_of_image, dims.end_of_image,
+          dims.image_token);
     }
   }
   if (tokenizer.vocab_size() > dims.text.vocabulary + (tokens.has_vision ? 0 : 1)) {
@@ -109,10 +117,13 @@ Preparation prepare(const Recipe& recipe, Source source) {
   out.dims = read_dims(out.model_folder);
   const std::string tokenizer = recipe.model.tokenizer.empty() ? out.model_folder : recipe.model.tokenizer;
   out.tokenizer = Tokenizer::load(tokenizer);
-  out.chat = std::make_shared<Chat>(out.tokenizer, chat_tokens(*out.tokenizer, out.dims, tokenizer), chat_options(recipe, out.dims));
+  out.chat =
+      std::make_shared<Chat>(out.tokenizer, chat_tokens(*out.tokenizer, out.dims, tokenizer), chat_options(recipe, out.dims));
   if (source == Source::kNone) return out;
   const auto& sources = source == Source::kTrain ? recipe.data.train : recipe.data.eval;
-  if (sources.empty()) throw input_error("data.{} is not set; give a source: data.{}=FILE", source == Source::kTrain ? "train" : "eval", source == Source::kTrain ? "train" : "eval");
+  if (sources.empty())
+    throw input_error("data.{} is not set; give a source: data.{}=FILE", source == Source::kTrain ? "train" : "eval",
+                      source == Source::kTrain ? "train" : "eval");
   std::vector<std::string> found;
   for (const std::string& name : sources) found.push_back(resolve(HubKind::kDataset, name));
   out.dataset = open_dataset(found, row_mapping(recipe));
@@ -123,8 +134,10 @@ int accumulation_for(const Recipe& recipe, int world) {
   const int workers = recipe.dist.workers > 0 ? recipe.dist.workers : world;
   const int micro_batches = recipe.train.accumulation * workers;
   if (micro_batches % world != 0) {
-    throw input_error("a step has train.accumulation {} × dist.workers {} = {} micro-batches, which {} ranks cannot share evenly; use a number of ranks that divides it",
-                      recipe.train.accumulation, workers, micro_batches, world);
+    throw input_error(
+        "a step has train.accumulation {} × dist.workers {} = {} micro-batches, which {} ranks cannot share evenly; use a number "
+        "of ranks that divides it",
+        recipe.train.accumulation, workers, micro_batches, world);
   }
   return micro_batches / world;
 }
@@ -133,6 +146,8 @@ int loader_threads(const Recipe& recipe) {
   return recipe.data.num_workers > 0 ? recipe.data.num_workers : int(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-int image_size(const Dims& dims) { return dims.vision ? int(dims.vision->image_size) : 0; }
+int image_size(const Dims& dims) {
+  return dims.vision ? int(dims.vision->image_size) : 0;
+}
 
 }  // namespace gemtune

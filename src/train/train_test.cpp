@@ -17,7 +17,10 @@ namespace {
 
 class Folder {
  public:
-  Folder() : path_(fmt::format("{}/gemtune-train-test-{}-{}", std::filesystem::temp_directory_path().string(), getpid(), counter_++)) { make_folders(path_); }
+  Folder()
+      : path_(fmt::format("{}/gemtune-train-test-{}-{}", std::filesystem::temp_directory_path().string(), getpid(), counter_++)) {
+    make_folders(path_);
+  }
   ~Folder() { remove_recursively(path_); }
   const std::string& path() const { return path_; }
 
@@ -106,7 +109,9 @@ TEST(Accumulation, RefusesRanksThatCannotShareAStepEvenly) {
     accumulation_for(recipe, 3);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "a step has train.accumulation 1 × dist.workers 4 = 4 micro-batches, which 3 ranks cannot share evenly; use a number of ranks that divides it");
+    EXPECT_STREQ(error.what(),
+                 "a step has train.accumulation 1 × dist.workers 4 = 4 micro-batches, which 3 ranks cannot share evenly; use a "
+                 "number of ranks that divides it");
   }
 }
 
@@ -141,7 +146,8 @@ TEST(Metrics, ARecordHasTheContractsFieldsInOrder) {
     metrics.add_step(record);
   }
   EXPECT_EQ(read_file(join_path(folder.path(), "metrics.jsonl")),
-            "{\"step\":1,\"epoch\":0.0,\"loss\":null,\"learning_rate\":0.0,\"grad_norm\":0.0,\"num_tokens\":0,\"mean_token_accuracy\":0.0,"
+            "{\"step\":1,\"epoch\":0.0,\"loss\":null,\"learning_rate\":0.0,\"grad_norm\":0.0,\"num_tokens\":0,\"mean_token_"
+            "accuracy\":0.0,"
             "\"tokens_per_s\":0.0,\"samples_per_s\":0.0,\"step_ms\":0.0,\"data_ms\":0.0,\"peak_bytes\":0}\n");
 }
 

@@ -15,8 +15,8 @@
 
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros_like.h>
-#include <nlohmann/json.hpp>
 #include <sys/resource.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -28,7 +28,9 @@ namespace {
 constexpr int kMostSkippedInARow = 10;  // updates not made for a gradient that is not finite
 
 using Clock = std::chrono::steady_clock;
-double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 
 int64_t peak_resident_bytes() {
   rusage usage{};
@@ -48,9 +50,9 @@ struct StepSums {
   double loss_sum = 0;
   double num_correct = 0;
   double num_targets = 0;
-  double loss_means = 0;      // of micro-batches
+  double loss_means = 0;  // of micro-batches
   double accuracy_means = 0;
-  double num_micro = 0;       // micro-batches with at least one target
+  double num_micro = 0;  // micro-batches with at least one target
   double num_valid = 0;
   double num_rows = 0;
   void reduce(Group& group) {
@@ -72,7 +74,9 @@ OptimizerSpec optimizer_spec(const Recipe& recipe, int64_t total_steps) {
   OptimizerSpec spec;
   spec.learning_rate = optim.learning_rate;
   spec.vision_learning_rate = recipe.lora.vision_learning_rate;
-  spec.schedule = optim.schedule == "linear" ? Schedule::kLinear : optim.schedule == "cosine" ? Schedule::kCosine : Schedule::kConstant;
+  spec.schedule = optim.schedule == "linear"   ? Schedule::kLinear
+                  : optim.schedule == "cosine" ? Schedule::kCosine
+                                               : Schedule::kConstant;
   spec.warmup_steps = optim.warmup_steps > 0 ? optim.warmup_steps : int64_t(std::ceil(optim.warmup_ratio * double(total_steps)));
   spec.total_steps = total_steps;
   spec.max_grad_norm = optim.max_grad_norm;
@@ -129,7 +133,8 @@ std::vector<int64_t> check_rows(const Recipe& recipe, const Preparation& prepare
     const DataReport report = check_data(recipe, prepared, recipe.debug.check_data ? CheckDepth::kImages : CheckDepth::kTokens);
     for (const std::string& note : report.notes) log_warning("{}", note);
     require_usable(recipe, report);
-    for (const auto& [reason, count] : report.skipped_by_reason) log_warning("skipped {} of {} rows: {}", count, report.num_rows, reason);
+    for (const auto& [reason, count] : report.skipped_by_reason)
+      log_warning("skipped {} of {} rows: {}", count, report.num_rows, reason);
     message = nlohmann::json(report.used).dump();
   }
   return nlohmann::json::parse(group.broadcast(message)).get<std::vector<int64_t>>();
@@ -233,8 +238,9 @@ void Trainer::show_first_row(const Batch& batch) {
   }
   double pixel_sum = 0;
   for (const uint8_t value : batch.pixels_NCHW) pixel_sum += normalised(value);
-  const std::string pixels = batch.pixels_NCHW.empty() ? "no pictures in its batch"
-                                                       : fmt::format("mean pixel of its batch {:.3f}", pixel_sum / double(batch.pixels_NCHW.size()));
+  const std::string pixels = batch.pixels_NCHW.empty()
+                                 ? "no pictures in its batch"
+                                 : fmt::format("mean pixel of its batch {:.3f}", pixel_sum / double(batch.pixels_NCHW.size()));
   log_info("first row {}: {} tokens, {} of pictures, {} carry loss; {}", batch.rows[0], tokens, image_tokens, targets, pixels);
 }
 
@@ -302,11 +308,14 @@ void Trainer::run_step() {
     for (const Batch& batch : batches.micro_batches) {
       for (const int64_t row : batch.rows) rows.push_back(std::to_string(row));
     }
-    const std::string text = fmt::format("step {}: the gradient is not finite; no update made, weights unchanged; rows {}", state_.step, join_some(rows));
+    const std::string text = fmt::format("step {}: the gradient is not finite; no update made, weights unchanged; rows {}",
+                                         state_.step, join_some(rows));
     log_warning("{}", text);
     events_.warning(text);
     if (++skipped_in_a_row_ >= kMostSkippedInARow) {
-      throw job_error("{} steps in a row had gradients that are not finite; lower optim.learning_rate or look at the rows named above", skipped_in_a_row_);
+      throw job_error(
+          "{} steps in a row had gradients that are not finite; lower optim.learning_rate or look at the rows named above",
+          skipped_in_a_row_);
     }
   }
   state_.cursor = batches.end;
@@ -314,7 +323,8 @@ void Trainer::run_step() {
 
   StepRecord record;
   record.step = state_.step;
-  record.epoch = double(batches.begin.epoch) + (batches.end.epoch > batches.begin.epoch ? 1.0 : double(batches.end.position) / double(rows_.size()));
+  record.epoch = double(batches.begin.epoch) +
+                 (batches.end.epoch > batches.begin.epoch ? 1.0 : double(batches.end.position) / double(rows_.size()));
   const bool mean_of_means = recipe_.train.loss_average == "micro_batches";
   record.loss = mean_of_means ? sums.loss_means / sums.num_micro : sums.loss_sum / sums.num_targets;
   record.mean_token_accuracy = mean_of_means ? sums.accuracy_means / sums.num_micro : sums.num_correct / sums.num_targets;
@@ -342,12 +352,19 @@ void Trainer::watch_loss(double loss) {
   const double guessing = std::log(double(prepared_.dims.text.vocabulary));
   std::string text;
   if (recent_losses_.empty() && loss > guessing) {
-    text = fmt::format("step {}: the loss {:.2f} is above ln(vocabulary) = {:.2f}, that of guessing: are model, tokenizer and adapter of one kind?", state_.step, loss, guessing);
+    text = fmt::format(
+        "step {}: the loss {:.2f} is above ln(vocabulary) = {:.2f}, that of guessing: are model, tokenizer and adapter of one "
+        "kind?",
+        state_.step, loss, guessing);
   } else if (recent_losses_.size() >= 8) {
     std::vector<double> sorted = recent_losses_;
     std::nth_element(sorted.begin(), sorted.begin() + std::ptrdiff_t(sorted.size() / 2), sorted.end());
     const double median = sorted[sorted.size() / 2];
-    if (loss > kJump * median) text = fmt::format("step {}: the loss {:.3g} is more than {} times the recent median {:.3g}: a damaged row, or a learning rate that is too high", state_.step, loss, kJump, median);
+    if (loss > kJump * median)
+      text = fmt::format(
+          "step {}: the loss {:.3g} is more than {} times the recent median {:.3g}: a damaged row, or a learning rate that is "
+          "too high",
+          state_.step, loss, kJump, median);
   }
   if (!text.empty()) {
     log_warning("{}", text);
@@ -371,9 +388,11 @@ void Trainer::save() {
 void Trainer::evaluate() {
   if (!group_.is_first()) return;
   const Preparation held_out = prepare(recipe_, Source::kEval);
-  HeldOut what{*held_out.dataset, *held_out.chat, image_options(recipe_), held_out_rows(recipe_, held_out), 8, loader_threads(recipe_)};
+  HeldOut what{*held_out.dataset,      *held_out.chat, image_options(recipe_), held_out_rows(recipe_, held_out), 8,
+               loader_threads(recipe_)};
   const LossScores scores = evaluate_loss(*model_, what);
-  metrics_->add_eval(state_.step, {{"loss", scores.loss}, {"perplexity", scores.perplexity()}, {"token_accuracy", scores.token_accuracy}});
+  metrics_->add_eval(state_.step,
+                     {{"loss", scores.loss}, {"perplexity", scores.perplexity()}, {"token_accuracy", scores.token_accuracy}});
 }
 
 // One rank's signal stops all of them at the same step.
@@ -414,13 +433,14 @@ TrainOutcome Trainer::run() {
   rows_ = check_rows(recipe_, prepared_, group_);
   log_info("{}; {} rows used", prepared_.dataset->description(), rows_.size());
   const int64_t an_epoch = steps_per_epoch(int64_t(rows_.size()), loader_options(recipe_, group_, prepared_.dims));
-  total_steps_ = recipe_.train.max_steps > 0 ? recipe_.train.max_steps : int64_t(std::ceil(recipe_.train.epochs * double(an_epoch)));
+  total_steps_ =
+      recipe_.train.max_steps > 0 ? recipe_.train.max_steps : int64_t(std::ceil(recipe_.train.epochs * double(an_epoch)));
   const int64_t global_batch = int64_t(recipe_.train.micro_batch) * accumulation_for(recipe_, group_.world()) * group_.world();
   if (!place_.checkpoint.empty()) {
     state_ = read_trainer_state(place_.checkpoint);
     if (state_.global_batch != global_batch) {
-      throw input_error("{}: written with {} rows a step, now {}: keep micro_batch × accumulation × ranks, or add --fresh", place_.checkpoint,
-                        state_.global_batch, global_batch);
+      throw input_error("{}: written with {} rows a step, now {}: keep micro_batch × accumulation × ranks, or add --fresh",
+                        place_.checkpoint, state_.global_batch, global_batch);
     }
   }
   state_.global_batch = global_batch;
@@ -432,10 +452,12 @@ TrainOutcome Trainer::run() {
   if (group_.is_first()) {
     make_folders(place_.run_dir);
     write_file_atomically(join_path(place_.run_dir, "recipe.yaml"), to_yaml(recipe_));
-    metrics_ = std::make_unique<Metrics>(MetricsOptions{place_.run_dir, recipe_.logging.tensorboard, recipe_.logging.every, total_steps_, state_.step});
+    metrics_ = std::make_unique<Metrics>(
+        MetricsOptions{place_.run_dir, recipe_.logging.tensorboard, recipe_.logging.every, total_steps_, state_.step});
   }
   open_loader();
-  enter_phase(state_.step > 0 ? fmt::format("training, from step {} of {}", state_.step, total_steps_) : fmt::format("training, {} steps", total_steps_));
+  enter_phase(state_.step > 0 ? fmt::format("training, from step {} of {}", state_.step, total_steps_)
+                              : fmt::format("training, {} steps", total_steps_));
   while (state_.step < total_steps_) {
     run_step();
     if (stop_requested() && state_.step < total_steps_) {

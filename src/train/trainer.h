@@ -12,9 +12,9 @@ namespace gemtune {
 
 struct TrainOptions {
   ResolvedRecipe resolved;
-  std::string events;                              // --events
-  bool fresh = false;                              // start a new sibling folder instead of resuming
-  const std::atomic<int>* stop_signal = nullptr;   // set by SIGTERM and SIGINT: the signal's number
+  std::string events;                             // --events
+  bool fresh = false;                             // start a new sibling folder instead of resuming
+  const std::atomic<int>* stop_signal = nullptr;  // set by SIGTERM and SIGINT: the signal's number
 };
 
 struct TrainOutcome {

@@ -12,7 +12,7 @@ from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGe
 
 BUILD = pathlib.Path(os.environ["GEMTUNE_BUILD_DIR"])
 SOURCE = pathlib.Path(os.environ.get("GEMTUNE_SOURCE_DIR", pathlib.Path(__file__).resolve().parents[2]))
-PROBE = BUILD / "gemtune_probe"
+PROBE = BUILD / "tests" / "gemtune_probe"
 GEMTUNE = pathlib.Path(os.environ.get("GEMTUNE", BUILD / "gemtune"))
 
 VOCABULARY, BEGIN_IMAGE, END_IMAGE, IMAGE = 512, 500, 501, 502

@@ -35,7 +35,7 @@ def model(request, tmp_path_factory):
     work = tmp_path_factory.mktemp(request.param)
     found = MODELS[request.param]()
     folder = ref.save_folder(found, work / "model")
-    return found, dict(zip(BATCHES, ref.probe_all(folder, map(batch_of, BATCHES), work), strict=True))
+    return found, dict(zip(BATCHES, ref.probe_all(folder, [batch_of(name) for name in BATCHES], work), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_setting_that_is_a_little_wrong_is_seen(first_model, name, tmp_path):
 
 @pytest.mark.parametrize("naming", ref.NAMINGS)
 def test_every_naming_of_the_weights_loads_to_the_same_logits(first_model, naming, tmp_path):
-    found, _ = first_model
+    found, folder = first_model
     inputs = batch_of(MIXED)
     expected = ref.probe(folder, inputs, tmp_path)["logits"]
     renamed = ref.save_folder(found, tmp_path / "renamed", naming)

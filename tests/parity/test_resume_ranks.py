@@ -50,7 +50,7 @@ def numbers(run_dir):
     return [[record[key] for key in KEYS] for record in ref.read_metrics(run_dir)]
 
 
-def assert_same_learning(a, b, bound):
+def assert_same_learning(a, b, bound, adapter_bound):
     ours, theirs = numbers(a), numbers(b)
     assert len(ours) == len(theirs)
     worst = {}
@@ -59,9 +59,10 @@ def assert_same_learning(a, b, bound):
             worst[key] = max(worst.get(key, 0.0), ref.scalar_error(x, y))
     first, second = adapter_of(a), adapter_of(b)
     assert set(first) == set(second)
-    # By norm: AdamW moves an element whose gradient is near rounding by up to the learning rate, in no certain direction.
-    worst["adapter"] = max(((first[key] - second[key]).norm() / second[key].norm()).item() for key in first)
     assert max(worst.values()) <= bound, worst
+    # By norm: AdamW moves an element whose gradient is near rounding by up to the learning rate, in no certain direction.
+    distance = max(((first[key] - second[key]).norm() / second[key].norm()).item() for key in first)
+    assert distance <= adapter_bound, distance
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +101,15 @@ def test_two_ranks_learn_what_one_does(world, average):
     settings = [f"train.loss_average={average}", "train.max_steps=10", "checkpoint.every=never"]
     one = train(world, f"one_{average}", "train.accumulation=4", *settings)
     two = train(world, f"two_{average}", "train.accumulation=2", *settings, nproc=2)
-    assert_same_learning(two, one, 1e-6)
+    assert_same_learning(two, one, 1e-6, adapter_bound=1e-6)
 
 
 def test_how_a_step_s_rows_are_cut_into_micro_batches_changes_nothing(world):
     settings = ["train.max_steps=4", "checkpoint.every=never", "lora.dropout=0"]
     many = train(world, "four_by_one", "train.micro_batch=1", "train.accumulation=4", *settings)
     one = train(world, "one_by_four", "train.micro_batch=4", "train.accumulation=1", *settings)
-    assert_same_learning(one, many, 1e-6)
+    # Padding changes the shapes of the products, and with them the order of their sums.
+    assert_same_learning(one, many, 1e-6, adapter_bound=1e-5)
 
 
 def test_recompute_changes_no_bit_of_a_run(world):
