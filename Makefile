@@ -8,24 +8,33 @@ BUILD := $(CACHE)/build/$(shell pwd | sha256sum | cut -c1-12)
 JOBS ?= $(shell nproc)
 CTEST_ARGS ?=
 
-.PHONY: build configure test unit parity demo demo-base lint format clean
+.PHONY: build build-all configure reference test unit parity demo demo-base bench fuzz lint format clean
 
 configure:
 	@tools/packages.sh
 	@tools/configure.sh "$(BUILD)"
 
 build: configure
-	@source "$(BUILD)/environment" && ninja -C "$(BUILD)" -j $(JOBS) $(if $(VERBOSE),-v,--quiet)
+	@source "$(BUILD)/environment" && ninja -C "$(BUILD)" -j $(JOBS) $(if $(VERBOSE),-v,--quiet) gemtune
 	@tools/starter.sh "$(BUILD)"
 
+# The program and everything the tests drive.
+build-all: build
+	@source "$(BUILD)/environment" && ninja -C "$(BUILD)" -j $(JOBS) $(if $(VERBOSE),-v,--quiet)
+
+# The Python reference that tests and benchmarks compare with.
+reference:
+	@tools/env.sh parity >/dev/null
+	@tools/env.sh today >/dev/null
+
 # Every test that needs no GPU and no network beyond the package registries; ends with ctest's summary.
-test: build
+test: build-all reference
 	@source "$(BUILD)/environment" && tools/check_layers.sh && ctest --test-dir "$(BUILD)" --output-on-failure -j $(JOBS) $(CTEST_ARGS)
 
-unit: build
+unit: build-all
 	@source "$(BUILD)/environment" && ctest --test-dir "$(BUILD)" --output-on-failure -j $(JOBS) -L unit
 
-parity: build
+parity: build-all reference
 	@source "$(BUILD)/environment" && ctest --test-dir "$(BUILD)" --output-on-failure -L parity
 
 # From nothing to a trained adapter on real images, on a CPU; the result is runs/demo/report.html.
@@ -35,6 +44,14 @@ demo: build
 # Makes the demo's tiny base again, from random weights and the package's training photos (examples/fashion/README.md).
 demo-base: build
 	@examples/fashion/make-base.sh
+
+# Timings beside the Python peers on this machine; figures go to docs/performance.md.
+bench: build reference
+	@source "$(BUILD)/environment" && "$$GEMTUNE_PARITY_PYTHON" bench/cpu_step.py --gemtune "$(BUILD)/gemtune"
+
+# The parsers under libFuzzer and AddressSanitizer, SECONDS each.
+fuzz: configure
+	@tools/fuzz.sh $(or $(SECONDS_EACH),60)
 
 lint:
 	@tools/check_layers.sh

@@ -1,6 +1,6 @@
 """The demo's step (forward, backward, clip, AdamW; 16 rows) in gemtune and in transformers + peft, side by side on this CPU.
 
-    BUILD=… ; source $BUILD/environment; $GEMTUNE_PARITY_PYTHON bench/cpu_step.py --gemtune ./gemtune
+    make bench
 
 The peer is given the easier job: its base is not quantised, its batch is ready before the clock starts, its loss needs no
 counting. Prints medians of the steps after warm-up, their spread, and the ratio; also start to first step of gemtune.

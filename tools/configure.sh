@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 build=$1
 
 tools=$(tools/env.sh build)
-parity=$(tools/env.sh parity)
-today=$(tools/env.sh today)
+parity=$(tools/env.sh --path parity)  # made by `make test`
+today=$(tools/env.sh --path today)
 mkdir -p "$build"
 # Sources are compiled through this link, so that every clone shows ccache the same paths below its build folder.
 ln -sfn "$PWD" "$build/source"

@@ -5,6 +5,8 @@
 #   tools/env.sh parity    the Python reference of the parity tests, layered over `build`
 #   tools/env.sh today     today's transformers and peft, layered over `build`
 #
+#   tools/env.sh --path NAME   only prints where it is or will be
+#
 # An environment lives in ${XDG_CACHE_HOME:-~/.cache}/gemtune/env/NAME-KEY; KEY is a hash of the pins and of the
 # interpreter, so a second clone finds it ready and a changed pin makes a new one.
 set -euo pipefail
@@ -12,8 +14,10 @@ cd "$(dirname "$0")/.."
 
 die() { printf 'tools/env.sh: %s\n' "$*" >&2; exit 3; }
 
+only_path=no
+if [ "${1:-}" = --path ]; then only_path=yes; shift; fi
 name=${1:-}
-case "$name" in build|parity|today) ;; *) printf 'usage: tools/env.sh build|parity|today\n' >&2; exit 2 ;; esac
+case "$name" in build|parity|today) ;; *) printf 'usage: tools/env.sh [--path] build|parity|today\n' >&2; exit 2 ;; esac
 
 python=${GEMTUNE_BASE_PYTHON:-python3}
 command -v "$python" >/dev/null || die "$python is not installed; install python3 and python3-venv"
@@ -24,7 +28,7 @@ version=$("$python" -c 'import sys, sysconfig; print(sys.version_info[:2], sysco
 key=$( { cat "${pins[@]}"; printf '%s' "$version"; } | sha256sum | cut -c1-12)
 root=${XDG_CACHE_HOME:-$HOME/.cache}/gemtune/env
 env=$root/$name-$key
-if [ -f "$env/.complete" ]; then printf '%s\n' "$env"; exit 0; fi
+if [ "$only_path" = yes ] || [ -f "$env/.complete" ]; then printf '%s\n' "$env"; exit 0; fi
 
 [ "$name" = build ] || base=$("$0" build)
 mkdir -p "$root"

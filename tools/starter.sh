@@ -4,10 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
-source "$build/environment"
 cat > gemtune.new <<END
 #!/bin/sh
-export GEMTUNE_PYTHON="\${GEMTUNE_PYTHON:-$(command -v python)}"
 exec "$build/gemtune" "\$@"
 END
 chmod +x gemtune.new
