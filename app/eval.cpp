@@ -88,7 +88,7 @@ int run_eval(const EvalCommand& command) {
     throw input_error("--checkpoint {}: no such folder; give an adapter or model folder, e.g. {}", command.checkpoint,
                       join_path(recipe.output.dir, "final"));
   }
-  ModelSpec spec = model_spec(recipe);
+  ModelSpec spec = model_spec(recipe, device_for(recipe, 0));
   spec.train_all = false;
   spec.lora.language = spec.lora.vision = false;
   spec.tables = Tables::kFrozen;

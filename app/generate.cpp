@@ -39,7 +39,7 @@ int run_generate(const GenerateCommand& command) {
   const Row row = row_of(command);
   const Sample sample = prepared.chat->prompt(row);
 
-  ModelSpec spec = model_spec(recipe);
+  ModelSpec spec = model_spec(recipe, device_for(recipe, 0));
   spec.lora.language = spec.lora.vision = false;
   if (!command.adapter.empty()) {
     const AdapterConfig config = read_adapter_config(command.adapter);

@@ -8,6 +8,7 @@
 #include "model/tensor_file.h"
 #include "train/run_folder.h"
 
+#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
 namespace gemtune {
@@ -122,9 +123,14 @@ void write_weights(const std::string& folder, const Dims& dims, uint64_t seed) {
     const std::string name =
         shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     TensorFileWriter file;
-    for (const WeightRow* row : shards[i]) {
-      const std::string tensor = hub_name(row->name, dims.vision.has_value());
-      file.add(tensor, random_weight(*row, seed).to(at::kBFloat16));
+    // Each tensor has a stream of its own, so they can be drawn side by side.
+    std::vector<Tensor> drawn(shards[i].size());
+    at::parallel_for(0, int64_t(drawn.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) drawn[size_t(j)] = random_weight(*shards[i][size_t(j)], seed).to(at::kBFloat16);
+    });
+    for (size_t j = 0; j < drawn.size(); ++j) {
+      const std::string tensor = hub_name(shards[i][j]->name, dims.vision.has_value());
+      file.add(tensor, drawn[j]);
       map[tensor] = name;
     }
     file.write(join_path(folder, name));

@@ -57,7 +57,8 @@ int run_plan(const PlanCommand& command) {
   } catch (const Error& error) {
     data.why_not = error.what();
   }
-  const ModelSpec spec = model_spec(recipe);
+  // Planned for a GPU unless the recipe says cpu: a plan is made before the machine is there.
+  const ModelSpec spec = model_spec(recipe, recipe.train.device == "cpu" ? at::kCPU : at::kCUDA);
   PlanLoad load;
   load.micro_batch = recipe.train.micro_batch;
   load.longest = data.known ? data.longest : dims.tokens_per_image + 156;

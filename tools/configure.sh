@@ -22,7 +22,7 @@ mv "$build/environment.new" "$build/environment"
 source "$build/environment"
 stamp=$(printf '%s\n' "$tools" "$parity" "$PWD" | sha256sum | cut -c1-12)
 if [ ! -f "$build/build.ninja" ] || [ "$(cat "$build/configured" 2>/dev/null)" != "$stamp" ]; then
-  cmake -G Ninja -S "$build/source" -B "$build" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DGEMTUNE_PYTHON="$tools/bin/python" \
+  cmake -G Ninja -S "$build/source" -B "$build" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache -DGEMTUNE_PYTHON="$tools/bin/python" \
     -DGEMTUNE_PARITY_PYTHON="$parity/bin/python" > "$build/configure.log" 2>&1 || { cat "$build/configure.log" >&2; exit 3; }
   printf '%s\n' "$stamp" > "$build/configured"
 fi

@@ -31,6 +31,7 @@ class Group {
   Group& operator=(const Group&) = delete;
   int rank() const { return place_.rank; }
   int world() const { return place_.world; }
+  int local_rank() const { return place_.local_rank; }
   bool is_first() const { return place_.rank == 0; }
 
   // In place; sums in rank order, so every rank gets the same bits. All ranks must call with the same size.

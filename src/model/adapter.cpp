@@ -113,26 +113,19 @@ std::vector<Parameter> Gemma3::parameters() const {
     }
     return out;
   }
-  const auto add_adapter = [&](const Linear& linear, TrainedKind kind) {
-    if (!linear.adapter) return;
-    out.push_back({kPeftPrefix + linear.name + ".lora_A.weight", linear.adapter->a_RI, kind});
-    out.push_back({kPeftPrefix + linear.name + ".lora_B.weight", linear.adapter->b_OR, kind});
-  };
-  if (vision_tower_) {
-    for (const auto& layer : vision_tower_->layers) {
-      for (const Linear* linear : {&layer.k_proj, &layer.v_proj, &layer.q_proj, &layer.out_proj, &layer.fc1, &layer.fc2}) {
-        add_adapter(*linear, TrainedKind::kVisionLora);
+  const auto add_adapters = [&](Tower tower, TrainedKind kind) {
+    for (const Linears* linears : linears_of(tower)) {
+      for (const Linear& linear : linears->members) {
+        if (!linear.adapter) continue;
+        out.push_back({kPeftPrefix + linear.name + ".lora_A.weight", linear.adapter->a_RI, kind});
+        out.push_back({kPeftPrefix + linear.name + ".lora_B.weight", linear.adapter->b_OR, kind});
       }
     }
-  }
+  };
+  add_adapters(Tower::kVision, TrainedKind::kVisionLora);
   const bool tables = spec_.tables != Tables::kFrozen;
   if (tables) out.push_back({kPeftPrefix + embed_module(*this) + ".weight", embed_tokens_VD_, TrainedKind::kTable});
-  for (const auto& layer : decoder_.layers) {
-    for (const Linear* linear :
-         {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
-      add_adapter(*linear, TrainedKind::kLanguageLora);
-    }
-  }
+  add_adapters(Tower::kLanguage, TrainedKind::kLanguageLora);
   if (tables && !lm_head_VD_.is_same(embed_tokens_VD_)) {
     out.push_back({std::string(kPeftPrefix) + "lm_head.weight", lm_head_VD_, TrainedKind::kTable});
   }
@@ -146,7 +139,7 @@ std::vector<std::pair<std::string, Tensor>> Gemma3::weights() const {
         linear.weight.dense.defined() ? linear.weight.dense : nf4_dequantize(*linear.weight.nf4, spec_.compute_dtype);
     if (linear.bias_O.defined()) by_name[linear.name + ".bias"] = linear.bias_O;
   };
-  for (const Linear* linear : const_cast<Gemma3*>(this)->linears()) add_linear(*linear);
+  for (const Linear* linear : linears()) add_linear(*linear);
   if (vision_tower_) {
     const std::string tower = "model.vision_tower.vision_model.";
     const auto add_norm = [&](const std::string& name, const LayerNorm& norm) {

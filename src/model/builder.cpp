@@ -4,9 +4,11 @@
 #include "base/text.h"
 #include "model/model.h"
 #include "model/tensor_file.h"
+#include "ops/cuda.h"
 #include "ops/torch.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones.h>
@@ -84,8 +86,12 @@ class WeightSource {
   std::map<std::string, TensorFolder::Found> by_name_;
 };
 
-int64_t physical_memory_bytes() {
-  return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+// Free on a GPU, physical on a CPU.
+int64_t memory_bytes(at::Device device) {
+  if (!device.is_cuda()) return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+  int64_t free = 0, total = 0;
+  kernels().memory(device.index(), &free, &total);
+  return free;
 }
 
 }  // namespace
@@ -100,10 +106,11 @@ class ModelBuilder {
 
   std::unique_ptr<Gemma3> build() {
     const Dims& dims = model_->dims_;
-    keep_expansions_ = expansion_bytes() <= physical_memory_bytes() / 4;
+    keep_expansions_ = expansion_bytes() <= memory_bytes(spec().device) / 4;
     if (dims.vision) build_vision(*dims.vision);
     build_text();
     attach_adapters();
+    if (spec().device.is_cuda() && spec().compute_dtype == at::kBFloat16 && !spec().train_all) pack();
     return std::move(model_);
   }
 
@@ -137,15 +144,25 @@ class ModelBuilder {
     const WeightRow& weight = row(name + ".weight");
     if (weight.tower == Tower::kVision) out.bias_O = take(name + ".bias");
     auto nf4 = source_.quantised(weight);
-    if (!nf4 && is_quantised(weight)) nf4 = nf4_quantize(source_.dense(weight), spec().quant.double_quant);
+    if (nf4) {
+      nf4 = to_device(*nf4, spec().device);
+    } else if (is_quantised(weight)) {
+      nf4 = nf4_quantize(source_.dense(weight).to(spec().device), spec().quant.double_quant);
+    }
     if (!nf4) {
       out.weight.dense = take(name + ".weight");
       return out;
     }
     if (spec().train_all)
       throw input_error("{}: a quantised weight cannot be trained; give the original model or train adapters", name);
-    if (keep_expansions_) out.weight.dense = nf4_dequantize(*nf4, spec().compute_dtype);
+    if (keep_expansions_ && !spec().device.is_cuda()) out.weight.dense = nf4_dequantize(*nf4, spec().compute_dtype);
     out.weight.nf4 = std::move(nf4);
+    return out;
+  }
+
+  Linears linears(const std::string& prefix, const std::vector<std::string>& names) {
+    Linears out;
+    for (const std::string& name : names) out.members.push_back(linear(prefix + name));
     return out;
   }
 
@@ -163,12 +180,10 @@ class ModelBuilder {
       Siglip::Layer& to = tower.layers.emplace_back();
       to.layer_norm1 = vision_norm(layer + "layer_norm1");
       to.layer_norm2 = vision_norm(layer + "layer_norm2");
-      to.q_proj = linear(layer + "self_attn.q_proj");
-      to.k_proj = linear(layer + "self_attn.k_proj");
-      to.v_proj = linear(layer + "self_attn.v_proj");
-      to.out_proj = linear(layer + "self_attn.out_proj");
-      to.fc1 = linear(layer + "mlp.fc1");
-      to.fc2 = linear(layer + "mlp.fc2");
+      to.kvq_proj = linears(layer + "self_attn.", {"k_proj", "v_proj", "q_proj"});
+      to.out_proj = linears(layer + "self_attn.", {"out_proj"});
+      to.fc1 = linears(layer + "mlp.", {"fc1"});
+      to.fc2 = linears(layer + "mlp.", {"fc2"});
     }
     tower.post_layernorm = vision_norm(prefix + "post_layernorm");
     Projector& projector = model_->projector_;
@@ -195,13 +210,10 @@ class ModelBuilder {
       to.post_feedforward_layernorm = take(layer + "post_feedforward_layernorm.weight");
       to.q_norm = take(layer + "self_attn.q_norm.weight");
       to.k_norm = take(layer + "self_attn.k_norm.weight");
-      to.q_proj = linear(layer + "self_attn.q_proj");
-      to.k_proj = linear(layer + "self_attn.k_proj");
-      to.v_proj = linear(layer + "self_attn.v_proj");
-      to.o_proj = linear(layer + "self_attn.o_proj");
-      to.gate_proj = linear(layer + "mlp.gate_proj");
-      to.up_proj = linear(layer + "mlp.up_proj");
-      to.down_proj = linear(layer + "mlp.down_proj");
+      to.qkv_proj = linears(layer + "self_attn.", {"q_proj", "k_proj", "v_proj"});
+      to.o_proj = linears(layer + "self_attn.", {"o_proj"});
+      to.gate_up_proj = linears(layer + "mlp.", {"gate_proj", "up_proj"});
+      to.down_proj = linears(layer + "mlp.", {"down_proj"});
     }
     decoder.norm = take(prefix + "norm.weight");
     // numerics: the factor is rounded to the activations' dtype, as the reference's buffer is.
@@ -232,12 +244,47 @@ class ModelBuilder {
     }
   }
 
+  std::vector<Linears*> all_groups() {
+    std::vector<Linears*> all;
+    for (const Tower tower : {Tower::kVision, Tower::kLanguage}) {
+      for (const Linears* group : model_->linears_of(tower)) all.push_back(const_cast<Linears*>(group));
+    }
+    return all;
+  }
+  std::vector<Linear*> all_linears() {
+    std::vector<Linear*> all;
+    for (Linears* group : all_groups()) {
+      for (Linear& linear : group->members) all.push_back(&linear);
+    }
+    return all;
+  }
+
+  // Dense weights move into the GPU's packed form, and NF4 ones are kept expanded there when they fit.
+  void pack() {
+    const at::NoGradGuard no_grad;
+    for (Linears* group : all_groups()) {
+      std::vector<LinearWeight*> weights;
+      std::vector<Tensor> biases;
+      bool resident = true;
+      for (Linear& linear : group->members) {
+        weights.push_back(&linear.weight);
+        biases.push_back(linear.bias_O);
+        resident = resident && (linear.weight.dense.defined() || keep_expansions_);
+      }
+      if (resident) {
+        group->packed = pack_linears(weights, biases, group->room());
+      } else if (biases[0].defined()) {
+        group->packed.bias_O = at::cat(biases);
+      }
+    }
+  }
+
   // A uniform in ±1 ÷ √in (Kaiming with a = √5), B zero, each from (seed, number of the layer) alone.
   void attach_adapters() {
     const LoraSpec& lora = spec().lora;
     if (lora.rank == 0 || spec().train_all) return;
     uint32_t module = 0;
-    for (Linear* linear : model_->linears()) {
+    for (Linear* linear : all_linears()) {
       ++module;
       const WeightRow& weight = row(linear->name + ".weight");
       if (weight.tower == Tower::kVision ? !lora.vision : !lora.language) continue;

@@ -9,7 +9,7 @@ namespace {
 
 struct LayerContext {
   const TextDims& dims;
-  const Tensor& allowed_B1TS;
+  const Tensor& mask_B1TS;
   const RopeTable& rope;
   KvCache* cache;
   size_t index;
@@ -26,33 +26,34 @@ Tensor extend(Tensor& cached_BKSE, const Tensor& fresh_BKTE) {
 
 Tensor attend(const Decoder::Layer& layer, const LayerContext& at, const Tensor& h_BTD, const Pass& pass) {
   const TextDims& dims = at.dims;
-  const Tensor q_BHTE = qk_norm_rope(split_heads(layer.q_proj(h_BTD, pass), dims.num_heads, dims.head_size), layer.q_norm,
-                                     dims.rms_norm_eps, at.rope);
-  Tensor k_BKSE = qk_norm_rope(split_heads(layer.k_proj(h_BTD, pass), dims.num_kv_heads, dims.head_size), layer.k_norm,
-                               dims.rms_norm_eps, at.rope);
-  Tensor v_BKSE = split_heads(layer.v_proj(h_BTD, pass), dims.num_kv_heads, dims.head_size);
+  const std::vector<Tensor> qkv = layer.qkv_proj(h_BTD, pass);
+  const Tensor q_BHTE =
+      qk_norm_rope(split_heads(qkv[0], dims.num_heads, dims.head_size), layer.q_norm, dims.rms_norm_eps, at.rope);
+  Tensor k_BKSE = qk_norm_rope(split_heads(qkv[1], dims.num_kv_heads, dims.head_size), layer.k_norm, dims.rms_norm_eps, at.rope);
+  Tensor v_BKSE = split_heads(qkv[2], dims.num_kv_heads, dims.head_size);
   if (at.cache != nullptr) {
     k_BKSE = extend(at.cache->keys[at.index], k_BKSE);
     v_BKSE = extend(at.cache->values[at.index], v_BKSE);
   }
   const double scale = 1.0 / std::sqrt(dims.query_pre_attn_scalar);
-  return layer.o_proj(attention(q_BHTE, k_BKSE, v_BKSE, at.allowed_B1TS, scale), pass);
+  return layer.o_proj.one(attention(q_BHTE, k_BKSE, v_BKSE, at.mask_B1TS, scale), pass);
 }
 
 Tensor forward_layer(const Decoder::Layer& layer, const LayerContext& at, const Tensor& x_BTD, const Pass& pass) {
   const double eps = at.dims.rms_norm_eps;
-  Tensor h = attend(layer, at, rms_norm_one_plus(x_BTD, layer.input_layernorm, eps), pass);
-  const Tensor x = x_BTD + rms_norm_one_plus(h, layer.post_attention_layernorm, eps);
-  h = rms_norm_one_plus(x, layer.pre_feedforward_layernorm, eps);
-  h = layer.down_proj(geglu(layer.gate_proj(h, pass), layer.up_proj(h, pass)), pass);
-  return x + rms_norm_one_plus(h, layer.post_feedforward_layernorm, eps);
+  const Tensor none;
+  const auto [x1, h1] = rms_norm_stream(x_BTD, none, none, layer.input_layernorm, eps, layer.qkv_proj.room());
+  const auto [x2, h2] = rms_norm_stream(x1, attend(layer, at, h1, pass), layer.post_attention_layernorm,
+                                        layer.pre_feedforward_layernorm, eps, layer.gate_up_proj.room());
+  const std::vector<Tensor> gate_up = layer.gate_up_proj(h2, pass);
+  const Tensor h3 = layer.down_proj.one(geglu(gate_up[0], gate_up[1], layer.down_proj.room()), pass);
+  return rms_norm_stream(x2, h3, layer.post_feedforward_layernorm, none, eps, 0).stream;
 }
 
 std::vector<Tensor> trained_tensors(const Decoder::Layer& layer) {
   std::vector<Tensor> trained;
-  for (const Linear* linear :
-       {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj, &layer.gate_proj, &layer.up_proj, &layer.down_proj}) {
-    append_trained(*linear, trained);
+  for (const Linears* linears : {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj}) {
+    linears->append_trained(trained);
   }
   for (const Tensor* norm : {&layer.input_layernorm, &layer.post_attention_layernorm, &layer.pre_feedforward_layernorm,
                              &layer.post_feedforward_layernorm, &layer.q_norm, &layer.k_norm}) {
@@ -93,13 +94,15 @@ Tensor Decoder::forward(const Tensor& hidden_BTD, const Masks& masks, int64_t fi
     cache->keys.resize(layers.size());
     cache->values.resize(layers.size());
   }
+  const Tensor full = attention_mask(masks.full, hidden_BTD);
+  const Tensor sliding = attention_mask(masks.sliding, hidden_BTD);
   Tensor x_BTD = hidden_BTD;
   for (size_t i = 0; i < layers.size(); ++i) {
     const Layer& layer = layers[i];
-    const Tensor allowed = layer.is_sliding ? masks.sliding : masks.full;
+    const Tensor mask = layer.is_sliding ? sliding : full;
     const RopeTable rope = layer.is_sliding ? local : global;
-    const auto block = [this, &layer, allowed, rope, cache, i, pass](const Tensor& x) {
-      return forward_layer(layer, {dims, allowed, rope, cache, i}, x, pass);
+    const auto block = [this, &layer, mask, rope, cache, i, pass](const Tensor& x) {
+      return forward_layer(layer, {dims, mask, rope, cache, i}, x, pass);
     };
     x_BTD = pass.recompute == Pass::Recompute::kBlocks ? recompute(block, x_BTD, trained_tensors(layer)) : block(x_BTD);
     pass.show("decoder_layer", int64_t(i), x_BTD);

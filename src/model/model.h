@@ -175,10 +175,24 @@ struct Linear {
   LinearWeight weight;
   Tensor bias_O;
   std::optional<Adapter> adapter;
-  Tensor operator()(const Tensor& x, const Pass& pass) const;
 };
-// Adds the layer's tensors that need gradients.
-void append_trained(const Linear& linear, std::vector<Tensor>& trained);
+
+// Linear layers that read one input, so that it is read once: q, k, v; gate, up; or one alone.
+struct Linears {
+  std::vector<Linear> members;
+  PackedLinears packed;  // on a GPU
+  // x […, I] → one […, O] a member.
+  std::vector<Tensor> operator()(const Tensor& x, const Pass& pass) const;
+  // Of a single member; `residual` (or undefined) is added.
+  Tensor one(const Tensor& x, const Pass& pass, const Tensor& residual = Tensor()) const;
+  // Free space that an input made for this layer should have behind its rows (ops.h).
+  int64_t room() const;
+  // Adds the tensors that need gradients.
+  void append_trained(std::vector<Tensor>& trained) const;
+
+ private:
+  std::vector<LinearArguments> arguments(const Pass& pass) const;
+};
 
 struct LayerNorm {
   Tensor weight;
@@ -190,7 +204,7 @@ class Siglip {
  public:
   struct Layer {
     LayerNorm layer_norm1, layer_norm2;
-    Linear q_proj, k_proj, v_proj, out_proj, fc1, fc2;
+    Linears kvq_proj, out_proj, fc1, fc2;  // k, v, q: the reference's order
   };
   // pixels float [N, 3, image, image] in [−1, 1] → [N, P, W], after post_layernorm.
   Tensor forward(const Tensor& pixels_NCHW, const Pass& pass) const;
@@ -217,7 +231,7 @@ struct KvCache {
   int64_t length() const { return keys.empty() || !keys[0].defined() ? 0 : keys[0].size(2); }
 };
 
-// Where each query may look. bool [B, 1, T, S].
+// Where each query may look. bool [B, 1, T, S], or attention_mask()'s form of it.
 struct Masks {
   Tensor full;
   Tensor sliding;
@@ -233,7 +247,7 @@ class Decoder {
   struct Layer {
     Tensor input_layernorm, post_attention_layernorm, pre_feedforward_layernorm, post_feedforward_layernorm;
     Tensor q_norm, k_norm;
-    Linear q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj;
+    Linears qkv_proj, o_proj, gate_up_proj, down_proj;
     bool is_sliding = true;
   };
   // hidden [B, T, D] (embedded, spliced) → [B, T, D] after the final norm. `cache` may be null; it is extended otherwise.
@@ -251,6 +265,17 @@ struct ModelInput {
   Tensor pixels_NCHW;     // uint8 or float in [−1, 1]; undefined without images
 };
 
+// Where loss is: position t of a row predicts token t + 1.
+struct Targets {
+  Tensor position_N;  // int64, into rows of B · T
+  Tensor token_N;     // int64
+  Targets to(at::Device device) const;
+};
+// Throws Error(kInput) unless an image's features fit the batch's places for them.
+void require_places(int64_t num_places, const Tensor& soft_NSD);
+// target_mask bool [B, T], unshifted. On CPU tensors it costs a GPU nothing.
+Targets find_targets(const Tensor& token_ids_BT, const Tensor& target_mask_BT);
+
 class Gemma3 {
  public:
   // Reads the folder's weights, quantises, attaches fresh adapters (A uniform in ±1 ÷ √in, B zero, from the seed).
@@ -264,14 +289,15 @@ class Gemma3 {
   Tensor image_features(const Tensor& pixels_NCHW, const Pass& pass) const;
   // hidden […, D] → fp32 logits […, V] (soft cap applied).
   Tensor logits(const Tensor& hidden) const;
-  // Next-token loss over positions whose following token is a target (target_mask bool [B, T], unshifted).
-  CrossEntropySum loss(const Tensor& hidden_BTD, const Tensor& token_ids_BT, const Tensor& target_mask_BT) const;
+  // Next-token loss over the targets.
+  CrossEntropySum loss(const Tensor& hidden_BTD, const Targets& targets) const;
 
   // Trained tensors in the reference's named_parameters order.
   std::vector<Parameter> parameters() const;
   // All weights under canonical names as they stand (dense; NF4 expanded), for saving and merging.
   std::vector<std::pair<std::string, Tensor>> weights() const;
-  std::vector<Linear*> linears();
+  // All linear layers in the reference's order.
+  std::vector<const Linear*> linears() const;
 
   const Dims& dims() const { return dims_; }
   const ModelSpec& spec() const { return spec_; }
@@ -279,6 +305,8 @@ class Gemma3 {
  private:
   friend class ModelBuilder;
   Tensor embed(const Tensor& token_ids_BT) const;
+  // Layers in the reference's order, first to last.
+  std::vector<const Linears*> linears_of(Tower tower) const;
 
   Dims dims_;
   ModelSpec spec_;

@@ -204,7 +204,7 @@ std::vector<Tensor> gradients_of(const Gemma3& model, const ModelInput& input, P
   pass.recompute = recompute;
   pass.micro = 5;
   const Tensor targets = at::ones({2, 12}, at::kBool);
-  model.loss(model.forward(input, pass), input.token_ids_BT, targets).loss_sum.backward();
+  model.loss(model.forward(input, pass), find_targets(input.token_ids_BT, targets)).loss_sum.backward();
   std::vector<Tensor> out;
   for (const Parameter& parameter : model.parameters()) out.push_back(parameter.value.grad());
   return out;

@@ -1,7 +1,6 @@
 #include "model/model.h"
 #include "ops/torch.h"
 
-#include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/matmul.h>
 
@@ -13,22 +12,21 @@ Tensor split_heads(const Tensor& x_NPW, int64_t num_heads) {
 }
 
 Tensor forward_layer(const Siglip::Layer& layer, const VisionDims& dims, const Tensor& x_NPW, const Pass& pass) {
-  Tensor h = layer_norm(x_NPW, layer.layer_norm1.weight, layer.layer_norm1.bias, dims.layer_norm_eps);
-  const Tensor q_NHPE = split_heads(layer.q_proj(h, pass), dims.num_heads);
-  const Tensor k_NHPE = split_heads(layer.k_proj(h, pass), dims.num_heads);
-  const Tensor v_NHPE = split_heads(layer.v_proj(h, pass), dims.num_heads);
+  const auto [x1, h1] =
+      layer_norm_stream(x_NPW, layer.layer_norm1.weight, layer.layer_norm1.bias, dims.layer_norm_eps, layer.kvq_proj.room());
+  const std::vector<Tensor> kvq = layer.kvq_proj(h1, pass);
   const Tensor everywhere;
-  h = attention(q_NHPE, k_NHPE, v_NHPE, everywhere, 1.0 / std::sqrt(double(dims.head_size())));
-  const Tensor x = x_NPW + layer.out_proj(h, pass);
-  h = layer_norm(x, layer.layer_norm2.weight, layer.layer_norm2.bias, dims.layer_norm_eps);
-  return x + layer.fc2(gelu_tanh(layer.fc1(h, pass)), pass);
+  const Tensor attended = attention(split_heads(kvq[2], dims.num_heads), split_heads(kvq[0], dims.num_heads),
+                                    split_heads(kvq[1], dims.num_heads), everywhere, 1.0 / std::sqrt(double(dims.head_size())));
+  const Tensor x = layer.out_proj.one(attended, pass, x1);
+  const auto [x2, h2] =
+      layer_norm_stream(x, layer.layer_norm2.weight, layer.layer_norm2.bias, dims.layer_norm_eps, layer.fc1.room());
+  return layer.fc2.one(gelu_tanh(layer.fc1.one(h2, pass), layer.fc2.room()), pass, x2);
 }
 
 std::vector<Tensor> trained_tensors(const Siglip::Layer& layer) {
   std::vector<Tensor> trained;
-  for (const Linear* linear : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.out_proj, &layer.fc1, &layer.fc2}) {
-    append_trained(*linear, trained);
-  }
+  for (const Linears* linears : {&layer.kvq_proj, &layer.out_proj, &layer.fc1, &layer.fc2}) linears->append_trained(trained);
   for (const LayerNorm* norm : {&layer.layer_norm1, &layer.layer_norm2}) {
     for (const Tensor& tensor : {norm->weight, norm->bias}) {
       if (tensor.requires_grad()) trained.push_back(tensor);
@@ -59,8 +57,9 @@ Tensor Projector::forward(const Tensor& patches_NPW, const Pass& pass) const {
   const int64_t num_images = patches_NPW.size(0);
   const int64_t width = patches_NPW.size(2);
   const int64_t kernel = patches_a_side / pooled_side;
-  const Tensor grid_NWpp = patches_NPW.transpose(1, 2).reshape({num_images, width, patches_a_side, patches_a_side});
-  const Tensor pooled_NSW = at::avg_pool2d(grid_NWpp, {kernel, kernel}, {kernel, kernel}).flatten(2).transpose(1, 2);
+  // Rows and columns of the patch grid, each as (pooled, within); the mean over both within.
+  const Tensor grid_NpkpkW = patches_NPW.reshape({num_images, pooled_side, kernel, pooled_side, kernel, width});
+  const Tensor pooled_NSW = grid_NpkpkW.mean(at::IntArrayRef{2, 4}).reshape({num_images, pooled_side * pooled_side, width});
   const Tensor normed_NSW = rms_norm_one_plus(pooled_NSW, mm_soft_emb_norm_W, eps);
   const Tensor soft_NSD = at::matmul(normed_NSW, mm_input_projection_WD.to(normed_NSW.scalar_type()));
   pass.show("projector", -1, soft_NSD);

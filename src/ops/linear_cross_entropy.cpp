@@ -1,3 +1,4 @@
+#include "ops/cuda.h"
 #include "ops/ops.h"
 #include "ops/torch.h"
 
@@ -18,11 +19,91 @@ int64_t rows_per_chunk(int64_t vocabulary) {
   return std::max<int64_t>(1, (int64_t{64} << 20) / (4 * vocabulary));
 }
 
+// Rows whose bf16 logits take about 2 GiB: the head of sixteen tutorial samples at once.
+int64_t rows_per_cuda_chunk(int64_t vocabulary) {
+  return std::max<int64_t>(1, (int64_t{2} << 30) / (2 * vocabulary));
+}
+
+struct HeadSums {
+  Tensor loss_sum, num_correct, gradient_hidden, gradient_weight;
+};
+
+// hidden [N, D] and weight [V, D] in bf16 on a GPU.
+HeadSums head_on_cuda(const Tensor& hidden, const Tensor& weight, const Tensor& targets, double softcap, bool wants_hidden,
+                      bool wants_weight) {
+  const Kernels& k = kernels();
+  void* stream = stream_of(hidden);
+  const int64_t num_rows = hidden.size(0);
+  const int64_t width = hidden.size(1);
+  const int64_t vocabulary = weight.size(0);
+  const int64_t chunk = std::min(num_rows, rows_per_cuda_chunk(vocabulary));
+  const Tensor loss = at::empty({num_rows}, hidden.options().dtype(at::kFloat));
+  const Tensor correct = at::empty({num_rows}, hidden.options().dtype(at::kInt));
+  const Tensor logits = at::empty({chunk, vocabulary}, hidden.options());
+  HeadSums out;
+  if (wants_hidden) out.gradient_hidden = at::empty_like(hidden);
+  if (wants_weight) out.gradient_weight = at::empty_like(weight);
+  for (int64_t begin = 0; begin < num_rows; begin += chunk) {
+    const int64_t rows = std::min(chunk, num_rows - begin);
+    const Bf16* h = bf16(hidden) + begin * width;
+    MatrixProduct forward;
+    forward.a = h;
+    forward.b = bf16(weight);
+    forward.d = mutable_bf16(logits);
+    forward.m = rows;
+    forward.n = vocabulary;
+    forward.k = forward.a_stride = forward.b_stride = width;
+    forward.d_stride = vocabulary;
+    forward.b_transposed = true;
+    k.matrix_product(forward, stream);
+    k.cross_entropy(mutable_bf16(logits), targets.const_data_ptr<int64_t>() + begin, loss.mutable_data_ptr<float>() + begin,
+                    correct.mutable_data_ptr<int32_t>() + begin, rows, vocabulary, float(softcap), wants_hidden || wants_weight,
+                    stream);
+    if (wants_hidden) {
+      MatrixProduct to_hidden;
+      to_hidden.a = bf16(logits);
+      to_hidden.b = bf16(weight);
+      to_hidden.d = mutable_bf16(out.gradient_hidden) + begin * width;
+      to_hidden.m = rows;
+      to_hidden.n = to_hidden.b_stride = to_hidden.d_stride = width;
+      to_hidden.k = to_hidden.a_stride = vocabulary;
+      k.matrix_product(to_hidden, stream);
+    }
+    if (wants_weight) {
+      // numerics: chunks add up in bf16, as micro-batches do in the reference.
+      MatrixProduct to_weight;
+      to_weight.a = bf16(logits);
+      to_weight.a_stride = vocabulary;
+      to_weight.a_transposed = true;
+      to_weight.b = h;
+      to_weight.b_stride = width;
+      to_weight.d = mutable_bf16(out.gradient_weight);
+      to_weight.d_stride = to_weight.c_stride = width;
+      to_weight.c = begin > 0 ? to_weight.d : nullptr;
+      to_weight.m = vocabulary;
+      to_weight.n = width;
+      to_weight.k = rows;
+      k.matrix_product(to_weight, stream);
+    }
+  }
+  out.loss_sum = loss.sum(at::kDouble).to(at::kFloat);
+  out.num_correct = correct.sum(at::kLong);
+  return out;
+}
+
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const Tensor& hidden,
                                                 const Tensor& weight, const Tensor& targets, double softcap) {
     const bool wants_hidden = hidden.requires_grad();
     const bool wants_weight = weight.requires_grad();
+    if (has_kernels(hidden) && has_kernels(weight) && weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0) {
+      const HeadSums sums =
+          head_on_cuda(hidden.detach().contiguous(), weight.detach(), targets.contiguous(), softcap, wants_hidden, wants_weight);
+      context->saved_data["gradient_hidden"] = sums.gradient_hidden;
+      context->saved_data["gradient_weight"] = sums.gradient_weight;
+      context->mark_non_differentiable({sums.num_correct});
+      return {sums.loss_sum, sums.num_correct};
+    }
     const int64_t num_rows = hidden.size(0);
     const int64_t chunk = rows_per_chunk(weight.size(0));
     const Tensor weight_compute = weight.detach().to(hidden.scalar_type());

@@ -1,3 +1,4 @@
+#include "ops/cuda.h"
 #include "ops/ops.h"
 #include "ops/torch.h"
 
@@ -86,6 +87,14 @@ int64_t Nf4Tensor::num_bytes() const {
   return total;
 }
 
+Nf4Tensor to_device(const Nf4Tensor& weight, at::Device device) {
+  Nf4Tensor out = weight;
+  for (Tensor* part : {&out.codes, &out.absmax, &out.absmax_codes, &out.absmax2, &out.code8}) {
+    if (part->defined()) *part = part->to(device);
+  }
+  return out;
+}
+
 Tensor nf4_values() {
   return at::from_blob(const_cast<float*>(kValues.data()), {16}, at::kFloat).clone();
 }
@@ -107,7 +116,36 @@ Tensor nf4_dynamic_map() {
   return at::from_blob(values.data(), {256}, at::kFloat).clone();
 }
 
+static Nf4Tensor quantize_on_cuda(const Tensor& weight, bool double_quant) {
+  Nf4Tensor out;
+  out.shape = weight.sizes().vec();
+  out.dtype = weight.scalar_type();
+  const bool fp32 = weight.scalar_type() != at::kBFloat16;
+  const Tensor source = (fp32 ? weight.detach().to(at::kFloat) : weight.detach()).contiguous();
+  const int64_t n = source.numel();
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  const auto bytes = source.options().dtype(at::kByte);
+  const auto floats = source.options().dtype(at::kFloat);
+  out.codes = at::empty({(n + 1) / 2}, bytes);
+  const Tensor absmax = at::empty({blocks}, floats);
+  kernels().nf4_quantize(source.const_data_ptr(), fp32, n, out.codes.mutable_data_ptr<uint8_t>(),
+                         absmax.mutable_data_ptr<float>(), stream_of(source));
+  if (!double_quant) {
+    out.absmax = absmax;
+    return out;
+  }
+  out.offset = absmax.mean().item<float>();
+  out.code8 = nf4_dynamic_map().to(source.device());
+  out.absmax_codes = at::empty({blocks}, bytes);
+  out.absmax2 = at::empty({(blocks + kNestedBlock - 1) / kNestedBlock}, floats);
+  kernels().nf4_quantize_absmax(absmax.const_data_ptr<float>(), out.offset, out.code8.const_data_ptr<float>(), blocks,
+                                out.absmax_codes.mutable_data_ptr<uint8_t>(), out.absmax2.mutable_data_ptr<float>(),
+                                stream_of(source));
+  return out;
+}
+
 Nf4Tensor nf4_quantize(const Tensor& weight, bool double_quant) {
+  if (weight.is_cuda()) return quantize_on_cuda(weight, double_quant);
   Nf4Tensor out;
   out.shape = weight.sizes().vec();
   out.dtype = weight.scalar_type();
@@ -158,7 +196,32 @@ Nf4Tensor nf4_quantize(const Tensor& weight, bool double_quant) {
   return out;
 }
 
+void nf4_dequantize_into(const Nf4Tensor& weight, const Tensor& to) {
+  const bool fp32 = to.scalar_type() == at::kFloat;
+  const bool direct = (fp32 || to.scalar_type() == at::kBFloat16) && weight.dtype != at::kHalf && weight.shape[1] % 8 == 0;
+  if (!weight.codes.is_cuda() || !direct) {
+    to.copy_(nf4_dequantize(weight, to.scalar_type()));
+    return;
+  }
+  const bool nested = weight.nested();
+  kernels().nf4_dequantize(weight.codes.const_data_ptr<uint8_t>(), nested ? nullptr : weight.absmax.const_data_ptr<float>(),
+                           nested ? weight.absmax_codes.const_data_ptr<uint8_t>() : nullptr,
+                           nested ? weight.absmax2.const_data_ptr<float>() : nullptr,
+                           nested ? weight.code8.const_data_ptr<float>() : nullptr, weight.offset, to.mutable_data_ptr(), fp32,
+                           weight.dtype == at::kBFloat16, to.size(0), to.size(1), to.stride(0), stream_of(to));
+}
+
 Tensor nf4_dequantize(const Nf4Tensor& weight, at::ScalarType out_dtype) {
+  if (weight.codes.is_cuda()) {
+    const bool direct = (out_dtype == at::kFloat || out_dtype == at::kBFloat16) && weight.dtype != at::kHalf;
+    const Tensor out = at::empty(weight.shape, weight.codes.options().dtype(direct ? out_dtype : at::kFloat));
+    if (weight.shape[1] % 8 == 0 && direct) {
+      nf4_dequantize_into(weight, out);
+      return out;
+    }
+    const Tensor on_cpu = nf4_dequantize(to_device(weight, at::kCPU), out_dtype);
+    return on_cpu.to(weight.codes.device());
+  }
   int64_t n = 1;
   for (const int64_t size : weight.shape) n *= size;
   const int64_t blocks = (n + kBlock - 1) / kBlock;

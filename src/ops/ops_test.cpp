@@ -140,7 +140,7 @@ TEST(Dropout, KeepsTheGivenShareAndScalesIt) {
   const Tensor x = at::ones({400, 1000});
   const Tensor out = dropout(x, 0.1, {42, 7, 3});
   EXPECT_NEAR((out == 0).to(at::kDouble).mean().item<double>(), 0.1, 0.002);
-  EXPECT_NEAR(out.max().item<float>(), 1 / 0.9, 1e-6);
+  EXPECT_NEAR(out.max().item<float>(), 1 / 0.9, 2e-5);  // p in steps of 2⁻¹⁵
 }
 
 TEST(Dropout, IsAFunctionOfItsKeyAlone) {
@@ -168,7 +168,7 @@ TEST(LoraLinear, AddsTheScaledProductAndPassesGradients) {
   const Tensor dense = at::randn({32, 64});
   const Tensor bias = at::randn({32});
   const Tensor expected = at::linear(x, dense + 0.5 * at::matmul(lora.b_OR, lora.a_RI), bias);
-  const Tensor out = lora_linear(x, {dense, std::nullopt}, bias, &lora);
+  const Tensor out = lora_linears(x, {{{dense, std::nullopt}, bias, lora}}, {}, Tensor())[0];
   EXPECT_LT(relative_error(out, expected), 1e-5);
   const Tensor seed = at::randn({5, 32});
   const auto ours = torch::autograd::grad({out}, {x, lora.a_RI, lora.b_OR}, {seed});
@@ -180,8 +180,8 @@ TEST(LoraLinear, AnNf4WeightActsAsItsExpansion) {
   const Tensor x = at::randn({5, 64}).requires_grad_(true);
   const Nf4Tensor nf4 = nf4_quantize(at::randn({32, 64}), true);
   const Tensor dense = nf4_dequantize(nf4, at::kFloat);
-  const Tensor packed = lora_linear(x, {Tensor(), nf4}, Tensor(), nullptr);
-  const Tensor resident = lora_linear(x, {dense, nf4}, Tensor(), nullptr);
+  const Tensor packed = lora_linears(x, {{{Tensor(), nf4}, Tensor(), std::nullopt}}, {}, Tensor())[0];
+  const Tensor resident = lora_linears(x, {{{dense, nf4}, Tensor(), std::nullopt}}, {}, Tensor())[0];
   EXPECT_TRUE(at::equal(packed, resident));
   const Tensor seed = at::randn({5, 32});
   EXPECT_LT(relative_error(torch::autograd::grad({packed}, {x}, {seed})[0], torch::autograd::grad({resident}, {x}, {seed})[0]),
@@ -227,7 +227,7 @@ TEST(Adamw, FollowsThePublishedUpdate) {
   double w = 1, first = 0, second = 0;
   for (int step = 1; step <= 5; ++step) {
     const double g = 0.1 * step;
-    adamw_(weight, row({float(g), -0.3f}), m, v, {.learning_rate = 0.01, .weight_decay = 0.1, .step = step});
+    adamw_({{weight, row({float(g), -0.3f}), m, v}}, {.learning_rate = 0.01, .weight_decay = 0.1, .step = step});
     w *= 1 - 0.01 * 0.1;
     first = 0.9 * first + 0.1 * g;
     second = 0.999 * second + 0.001 * g * g;
@@ -240,9 +240,9 @@ TEST(Adamw, Bf16TensorsAreUpdatedInFp32AndRounded) {
   const Tensor weight = row({1.0f}).to(at::kBFloat16);
   const Tensor m = at::zeros({1}, at::kBFloat16);
   const Tensor v = at::zeros({1}, at::kBFloat16);
-  adamw_(weight, row({1.0f}).to(at::kBFloat16), m, v, {.learning_rate = 1e-4});
+  adamw_({{weight, row({1.0f}).to(at::kBFloat16), m, v}}, {.learning_rate = 1e-4});
   EXPECT_EQ(weight.to(at::kFloat).item<float>(), 1.0f);  // below half a unit in the last place
-  adamw_(weight, row({1.0f}).to(at::kBFloat16), m, v, {.learning_rate = 0.1, .step = 2});
+  adamw_({{weight, row({1.0f}).to(at::kBFloat16), m, v}}, {.learning_rate = 0.1, .step = 2});
   EXPECT_NEAR(weight.to(at::kFloat).item<float>(), 0.9, 0.005);
 }
 

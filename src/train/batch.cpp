@@ -21,7 +21,10 @@ DeviceBatch to_device(const Batch& batch, at::Device device) {
   out.input.token_ids_BT = copied(batch.token_ids, shape, at::kLong, device);
   out.input.valid_BT = copied(batch.valid, shape, at::kByte, device).to(at::kBool);
   out.input.image_group_BT = copied(batch.image_group, shape, at::kInt, device);
-  out.target_mask_BT = copied(batch.target_mask, shape, at::kByte, device).to(at::kBool);
+  // Found here, so that a GPU's loss needs no answer from it.
+  out.targets = find_targets(copied(batch.token_ids, shape, at::kLong, at::kCPU),
+                             copied(batch.target_mask, shape, at::kByte, at::kCPU).to(at::kBool))
+                    .to(device);
   if (batch.num_images > 0) {
     out.input.pixels_NCHW =
         copied(batch.pixels_NCHW, {batch.num_images, 3, batch.image_size, batch.image_size}, at::kByte, device);

@@ -8,7 +8,7 @@ namespace gemtune {
 
 struct DeviceBatch {
   ModelInput input;
-  Tensor target_mask_BT;  // bool, unshifted
+  Targets targets;
 };
 DeviceBatch to_device(const Batch& batch, at::Device device);
 

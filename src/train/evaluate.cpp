@@ -92,7 +92,7 @@ LossScores evaluate_loss(const Gemma3& model, const HeldOut& held_out) {
     for (const Batch& batch : loader.next().micro_batches) {
       if (batch.num_targets == 0) continue;
       const DeviceBatch on_device = to_device(batch, model.spec().device);
-      const auto loss = model.loss(model.forward(on_device.input, pass), on_device.input.token_ids_BT, on_device.target_mask_BT);
+      const auto loss = model.loss(model.forward(on_device.input, pass), on_device.targets);
       loss_sum += loss.loss_sum.item<double>();
       num_correct += double(loss.num_correct.item<int64_t>());
       scores.num_targets += batch.num_targets;

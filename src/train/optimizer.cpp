@@ -3,11 +3,14 @@
 #include "base/error.h"
 #include "ops/torch.h"
 
-#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <map>
 #include <numbers>
+#include <tuple>
 
 namespace gemtune {
 
@@ -30,13 +33,17 @@ Optimizer::Optimizer(std::vector<Parameter> parameters, const OptimizerSpec& spe
 }
 
 double Optimizer::gradient_norm() const {
-  double sum = 0;
+  const at::NoGradGuard no_grad;
+  std::map<at::ScalarType, std::vector<Tensor>> gradients;
   for (const Parameter& parameter : parameters_) {
     const Tensor& gradient = parameter.value.grad();
-    if (!gradient.defined()) continue;
+    if (gradient.defined()) gradients[gradient.scalar_type()].push_back(gradient);
+  }
+  double sum = 0;
+  for (const auto& [dtype, same] : gradients) {
     // numerics: a bf16 tensor contributes its bf16-rounded norm, as torch's clip_grad_norm_ computes it.
-    const double norm = at::linalg_vector_norm(gradient).item<double>();
-    sum += norm * norm;
+    const Tensor norms = at::stack(at::_foreach_norm(same, 2.0)).to(at::kCPU, at::kDouble);
+    for (int64_t i = 0; i < norms.numel(); ++i) sum += std::pow(norms.const_data_ptr<double>()[i], 2);
   }
   return std::sqrt(sum);
 }
@@ -50,14 +57,20 @@ void Optimizer::update(int64_t step, double norm) {
   arguments.step = step;
   if (spec_.max_grad_norm > 0) arguments.gradient_scale = std::min(1.0, spec_.max_grad_norm / (norm + 1e-6));
   const double factor = schedule_factor(spec_, step);
+  // Tensors that share rate and decay are updated together.
+  std::map<std::pair<double, double>, std::vector<AdamwTensors>> groups;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = parameters_[i];
     const Tensor& gradient = parameter.value.grad();
     if (!gradient.defined()) continue;
     const bool own_rate = parameter.kind == TrainedKind::kVisionLora && spec_.vision_learning_rate > 0;
-    arguments.learning_rate = (own_rate ? spec_.vision_learning_rate : spec_.learning_rate) * factor;
-    arguments.weight_decay = parameter.decays ? spec_.weight_decay : 0.0;
-    adamw_(parameter.value.detach(), gradient.contiguous(), moment1_[i], moment2_[i], arguments);
+    const double rate = (own_rate ? spec_.vision_learning_rate : spec_.learning_rate) * factor;
+    const double decay = parameter.decays ? spec_.weight_decay : 0.0;
+    groups[{rate, decay}].push_back({parameter.value.detach(), gradient.contiguous(), moment1_[i], moment2_[i]});
+  }
+  for (const auto& [key, tensors] : groups) {
+    std::tie(arguments.learning_rate, arguments.weight_decay) = key;
+    adamw_(tensors, arguments);
   }
   drop_gradients();
 }

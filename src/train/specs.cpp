@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "base/hub.h"
 #include "base/text.h"
+#include "ops/cuda.h"
 
 #include <algorithm>
 #include <thread>
@@ -25,8 +26,18 @@ std::string model_folder(const Recipe& recipe) {
   return resolve(HubKind::kModel, recipe.model.path);
 }
 
-ModelSpec model_spec(const Recipe& recipe) {
+at::Device device_for(const Recipe& recipe, int local_rank) {
+  if (recipe.train.device == "cpu") return at::kCPU;
+  const std::string& fault = why_no_cuda();
+  if (fault.empty()) return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % num_cuda_devices())};
+  if (recipe.train.device == "cuda") throw environment_error("train.device=cuda: {}", fault);
+  return at::kCPU;
+}
+
+ModelSpec model_spec(const Recipe& recipe, at::Device device) {
   ModelSpec spec;
+  spec.device = device;
+  spec.compute_dtype = device.is_cuda() ? at::kBFloat16 : at::kFloat;
   const LoraRecipe& lora = recipe.lora;
   spec.train_all = lora.rank == 0;
   spec.lora.rank = lora.rank;

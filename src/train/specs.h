@@ -15,7 +15,10 @@ namespace gemtune {
 
 // model.path as a folder: itself, or a hub id's snapshot in the hub's cache. Throws Error(kInput).
 std::string model_folder(const Recipe& recipe);
-ModelSpec model_spec(const Recipe& recipe);
+// train.device: auto = a GPU when one can be used. Throws Error(kEnvironment) when the recipe asks for one that is not there.
+at::Device device_for(const Recipe& recipe, int local_rank);
+// bf16 compute on a GPU, fp32 on a CPU.
+ModelSpec model_spec(const Recipe& recipe, at::Device device);
 RowMapping row_mapping(const Recipe& recipe);
 ImageOptions image_options(const Recipe& recipe);
 // max_length: the recipe's, or the model's own limit.

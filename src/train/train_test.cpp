@@ -59,7 +59,7 @@ TEST(Schedule, CosineIsHalfWayDownInTheMiddle) {
 }
 
 TEST(Plan, TheDefaultAdaptsTheLanguageTowerAlone) {
-  const Plan plan = make_plan(dims_4b(), model_spec(Recipe{}), {});
+  const Plan plan = make_plan(dims_4b(), model_spec(Recipe{}, at::kCPU), {});
   EXPECT_EQ(plan.lora_modules, 238);
   EXPECT_EQ(plan.trainable_parameters, 29802496);
   EXPECT_EQ(plan.adapter_bytes, 29802496 * 4);
@@ -70,7 +70,7 @@ TEST(Plan, TheTutorialTrainsBothTowersAndTwoTables) {
   recipe.lora.targets = "all-linear";
   recipe.lora.train_tables = "untied";
   recipe.quant.vision = true;
-  const Plan plan = make_plan(dims_4b(), model_spec(recipe), {});
+  const Plan plan = make_plan(dims_4b(), model_spec(recipe, at::kCPU), {});
   EXPECT_EQ(plan.lora_modules, 400);
   EXPECT_EQ(plan.trainable_parameters, 1381002752);
 }
@@ -78,7 +78,7 @@ TEST(Plan, TheTutorialTrainsBothTowersAndTwoTables) {
 TEST(Plan, QuantisedBytesAreThoseOfCodesAndScales) {
   Recipe recipe;
   recipe.quant.vision = true;
-  const Plan plan = make_plan(dims_4b(), model_spec(recipe), {});
+  const Plan plan = make_plan(dims_4b(), model_spec(recipe, at::kCPU), {});
   int64_t elements = 0;
   int64_t bytes = 0;
   for (const PlanPart& part : plan.parts) {

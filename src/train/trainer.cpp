@@ -15,6 +15,7 @@
 
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <sys/resource.h>
 #include <nlohmann/json.hpp>
 
@@ -32,7 +33,12 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-int64_t peak_resident_bytes() {
+// Of the GPU's allocations, or of the process on a CPU.
+int64_t peak_bytes(at::Device device) {
+  if (device.is_cuda()) {
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    return stats.allocated_bytes[size_t(c10::CachingAllocator::StatType::AGGREGATE)].peak;
+  }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t(usage.ru_maxrss) * 1024;
@@ -107,7 +113,7 @@ void reduce_gradients(const std::vector<Parameter>& parameters, Group& group) {
   for (const Parameter& parameter : parameters) {
     Tensor& gradient = parameter.value.mutable_grad();
     if (!gradient.defined()) gradient = at::zeros_like(parameter.value.detach());
-    Tensor sum = at::zeros_like(gradient, gradient.options().dtype(at::kFloat));
+    Tensor sum = at::zeros_like(gradient, gradient.options().dtype(at::kFloat).device(at::kCPU));
     std::memcpy(sum.mutable_data_ptr<float>(), from, size_t(sum.numel()) * sizeof(float));
     gradient.copy_(sum);
     from += parameter.value.numel();
@@ -174,6 +180,7 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
+  at::Device device_ = at::kCPU;
   TrainerState state_;
   int64_t total_steps_ = 0;
   int64_t saved_step_ = -1;
@@ -188,13 +195,12 @@ void Trainer::enter_phase(const std::string& name) {
 }
 
 void Trainer::choose_device() {
-  if (recipe_.train.device == "cuda") {
-    throw environment_error("train.device=cuda: this program was built without CUDA; set train.device=cpu");
-  }
+  device_ = device_for(recipe_, group_.local_rank());
+  log_info("on {}", device_.is_cuda() ? device_.str() : fmt::format("the CPU, {} threads", at::get_num_threads()));
 }
 
 void Trainer::load_model() {
-  const ModelSpec spec = model_spec(recipe_);
+  const ModelSpec spec = model_spec(recipe_, device_);
   const bool whole_model_in_checkpoint = spec.train_all && !place_.checkpoint.empty();
   model_ = Gemma3::load(whole_model_in_checkpoint ? place_.checkpoint : prepared_.model_folder, spec);
   if (!spec.train_all) {
@@ -247,6 +253,7 @@ void Trainer::show_first_row(const Batch& batch) {
 // Every micro-batch: forward → loss sum → backward of its share of the step's loss.
 StepSums Trainer::forward_backward(const StepBatches& batches, const StepSums& global) {
   StepSums sums;
+  std::vector<std::pair<CrossEntropySum, double>> losses;  // with their number of targets
   Pass pass;
   pass.mode = Pass::Mode::kTrain;
   pass.recompute = recipe_.train.recompute ? Pass::Recompute::kBlocks : Pass::Recompute::kNo;
@@ -260,13 +267,17 @@ StepSums Trainer::forward_backward(const StepBatches& batches, const StepSums& g
     pass.micro = uint64_t(state_.step * micro_a_step + batches.micro_index[i]);
     const DeviceBatch on_device = to_device(batch, model_->spec().device);
     const Tensor hidden_BTD = model_->forward(on_device.input, pass);
-    const CrossEntropySum loss = model_->loss(hidden_BTD, on_device.input.token_ids_BT, on_device.target_mask_BT);
+    const CrossEntropySum loss = model_->loss(hidden_BTD, on_device.targets);
     const double count = double(batch.num_targets);
     // numerics: tokens weigh alike over the whole step; micro_batches is the reference's mean of means.
     const bool mean_of_means = recipe_.train.loss_average == "micro_batches";
     const double share = mean_of_means ? count * global.num_micro : global.num_targets;
     (loss.loss_sum / share).backward();
 
+    losses.push_back({loss, count});
+  }
+  // Read only now: a GPU works on while its next micro-batches are prepared.
+  for (const auto& [loss, count] : losses) {
     const double loss_sum = loss.loss_sum.item<double>();
     const double num_correct = double(loss.num_correct.item<int64_t>());
     sums.loss_sum += loss_sum;
@@ -335,7 +346,7 @@ void Trainer::run_step() {
   record.data_ms = batches.wait_ms;
   record.samples_per_s = sums.num_rows / (record.step_ms / 1000);
   record.tokens_per_s = sums.num_valid / (record.step_ms / 1000);
-  record.peak_bytes = peak_resident_bytes();
+  record.peak_bytes = peak_bytes(device_);
   if (metrics_) metrics_->add_step(record);
   events_.step(record);
   if (group_.is_first()) watch_loss(record.loss);

@@ -159,7 +159,7 @@ void run_model(const Arguments& arguments, const Gemma3& model, const std::strin
   const at::AutoGradMode with_gradients(arguments.has("--gradients"));
 
   const Tensor hidden_BTD = model.forward(input, pass);
-  const CrossEntropySum loss = model.loss(hidden_BTD, input.token_ids_BT, target_mask_BT);
+  const CrossEntropySum loss = model.loss(hidden_BTD, find_targets(input.token_ids_BT, target_mask_BT));
   const Tensor num_targets = target_mask_BT.narrow(1, 1, target_mask_BT.size(1) - 1).sum();
   {
     const at::NoGradGuard no_grad;
