@@ -36,6 +36,24 @@ struct AdapterPack {
   int64_t first_rank = 0;  // first column behind `in`
 };
 
+// Neighbouring columns of one adapter, and the column of `du` where its ranks begin.
+constexpr int kMaxAdapterSegments = 4;
+struct AdapterSegment {
+  int64_t first_column = 0;
+  int64_t width = 0;
+  int64_t du_column = 0;
+};
+
+// Where an adapter's gradient goes, and of which columns and ranks of the partial sums.
+struct AdapterGradient {
+  int64_t first_column = 0;
+  int64_t width = 0;
+  int64_t first_rank = 0;
+  int64_t rank = 0;
+  float* to = nullptr;
+  int64_t to_stride = 0;
+};
+
 // d = alpha · op(a) op(b) + beta · c + bias (a row). a [m, k], b [k, n] as operands; `transposed` = stored the other way round.
 struct MatrixProduct {
   const void* a = nullptr;
@@ -114,16 +132,18 @@ class Kernels {
   // u[row, 16 j + r] = Σ_i dropout_j(x)[row, i] · a[16 j + r, i] for chunks j.
   virtual void adapter_down(const Bf16* x, int64_t x_stride, const Bf16* a, Bf16* u, int64_t u_stride, int64_t rows, int64_t in,
                             const ChunkDropout& dropout, void* stream) const;
-  // partial sums over blocks of rows of Σ_row du[row, 16 j + r] · dropout_j(x)[row, i], for adapter_reduce; and, when dx is
-  // given, dx[row, i] += Σ_j mask_j · Σ_r du[row, 16 j + r] · a[16 j + r, i], with at = aᵀ [in, at_stride].
-  // `partial`: fp32 scratch of adapter_partial_elements().
-  virtual void adapter_up(const Bf16* x, int64_t x_stride, const Bf16* du, int64_t du_stride, const Bf16* at, int64_t at_stride,
-                          Bf16* dx, int64_t dx_stride, float* partial, int64_t rows, int64_t in, const ChunkDropout& dropout,
-                          void* stream) const;
-  virtual int64_t adapter_partial_elements(int64_t rows, int64_t in, int num_chunks) const;
-  // Sums the partials of rows first_rank … first_rank + rank: to[r, i], or to[i, r] when `transposed`; `to_stride` a row.
-  virtual void adapter_reduce(const float* partial, int64_t rows, int64_t in, int num_chunks, int64_t first_rank, int64_t rank,
-                              float scale, bool transposed, float* to, int64_t to_stride, void* stream) const;
+  // Partial sums over blocks of rows, for adapter_reduce, of Σ_row du[row, c + 16 j + r] · dropout_j(x)[row, i] for the columns i
+  // of each segment, c = its du_column; and, when dx is given, dx[row, i] += Σ_j mask_j · Σ_r du[row, c + 16 j + r] · a[16 j + r,
+  // i], with at = aᵀ [width, at_stride]. `partial`: fp32 scratch of adapter_partial_elements().
+  virtual void adapter_up(const Bf16* x, int64_t x_stride, int64_t width, const Bf16* du, int64_t du_stride,
+                          const AdapterSegment* segments, int num_segments, const Bf16* at, int64_t at_stride, Bf16* dx,
+                          int64_t dx_stride, float* partial, int64_t rows, const ChunkDropout& dropout, void* stream) const;
+  virtual int64_t adapter_partial_elements(int64_t rows, const AdapterSegment* segments, int num_segments, int64_t width,
+                                           int num_chunks) const;
+  // Sums the partials of adapter_up with the same rows, segments, width and chunks: to[r, i], or to[i, r] when `transposed`.
+  virtual void adapter_reduce(const float* partial, int64_t rows, const AdapterSegment* segments, int num_segments, int64_t width,
+                              int num_chunks, const AdapterGradient* gradients, int num_gradients, float scale, bool transposed,
+                              void* stream) const;
   virtual void dropout(const void* x, void* y, bool fp32, int64_t n, float p, uint64_t seed, uint64_t micro, uint32_t module,
                        void* stream) const;
 

@@ -270,61 +270,77 @@ struct PackedLora : torch::autograd::Function<PackedLora> {
     void* stream = stream_of(input);
     const RowMatrix x = rows_of(input);
     const auto fp32 = input.options().dtype(at::kFloat);
-    int64_t elements = k.adapter_partial_elements(x.rows, held.in, kMaxChunks);
-    for (const LinearArguments& linear : held.siblings) {
-      elements = std::max(elements, k.adapter_partial_elements(x.rows, out_of(linear.weight), kMaxChunks));
-    }
-    const Tensor partial = at::empty({elements}, fp32);
-    float* scratch = partial.mutable_data_ptr<float>();
-    const int64_t d_stride = in + held.ranks;
-    const Bf16* du = bf16(dx_and_du) + in;
-
-    std::vector<Tensor> da, db;
-    std::vector<int64_t> first_rank, first_out;
+    struct Adapter {
+      Tensor da, db;
+      int64_t rank = 0, outs = 0, first_rank = 0, first_out = 0;
+      float scale = 1;
+    };
+    std::vector<Adapter> adapters;
     int64_t column = 0, row = 0;
     for (const LinearArguments& linear : held.siblings) {
       if (linear.lora) {
-        da.push_back(at::empty(linear.lora->a_RI.sizes(), fp32));
-        db.push_back(at::empty(linear.lora->b_OR.sizes(), fp32));
-      } else {
-        da.emplace_back();
-        db.emplace_back();
+        adapters.push_back({at::empty(linear.lora->a_RI.sizes(), fp32), at::empty(linear.lora->b_OR.sizes(), fp32),
+                            rank_of(linear), out_of(linear.weight), column, row, float(linear.lora->scale)});
       }
-      first_rank.push_back(column);
-      first_out.push_back(row);
       column += padded(rank_of(linear));
       row += out_of(linear.weight);
     }
+    const auto scratch = [&](const std::vector<AdapterSegment>& segments, int64_t width, int num_chunks) {
+      return at::empty({k.adapter_partial_elements(x.rows, segments.data(), int(segments.size()), width, num_chunks)}, fp32);
+    };
+
+    const int64_t d_stride = in + held.ranks;
     for (const ChunkRun& run : chunk_runs(held)) {
       const int64_t first = run.first_column;
       const int64_t last = first + run.dropout.num_chunks * kRankChunk;
-      k.adapter_up(bf16(x.tensor), x.stride, du + first, d_stride, bf16(at) + first, held.ranks,
-                   in > 0 ? mutable_bf16(dx_and_du) : nullptr, d_stride, scratch, x.rows, held.in, run.dropout, stream);
-      for (size_t i = 0; i < held.siblings.size(); ++i) {
-        const int64_t begin = std::max(first, first_rank[i]);
-        const int64_t end = std::min(last, first_rank[i] + rank_of(held.siblings[i]));
+      const std::vector<AdapterSegment> whole = {{0, held.in, 0}};
+      const Tensor partial = scratch(whole, held.in, run.dropout.num_chunks);
+      k.adapter_up(bf16(x.tensor), x.stride, held.in, bf16(dx_and_du) + in + first, d_stride, whole.data(), 1, bf16(at) + first,
+                   held.ranks, in > 0 ? mutable_bf16(dx_and_du) : nullptr, d_stride, partial.mutable_data_ptr<float>(), x.rows,
+                   run.dropout, stream);
+      std::vector<AdapterGradient> gradients;
+      for (const Adapter& adapter : adapters) {
+        const int64_t begin = std::max(first, adapter.first_rank);
+        const int64_t end = std::min(last, adapter.first_rank + adapter.rank);
         if (begin >= end) continue;
-        k.adapter_reduce(scratch, x.rows, held.in, run.dropout.num_chunks, begin - first, end - begin, 1.0f, false,
-                         da[i].mutable_data_ptr<float>() + (begin - first_rank[i]) * held.in, held.in, stream);
+        float* to = adapter.da.mutable_data_ptr<float>() + (begin - adapter.first_rank) * held.in;
+        gradients.push_back({0, held.in, begin - first, end - begin, to, held.in});
       }
+      k.adapter_reduce(partial.const_data_ptr<float>(), x.rows, whole.data(), 1, held.in, run.dropout.num_chunks,
+                       gradients.data(), int(gradients.size()), 1.0f, false, stream);
     }
-    // dB = scale · dyᵀ u: the same sums, of the outputs' gradients with what lies behind the input's rows.
-    size_t slot = 3;
-    for (size_t i = 0; i < held.siblings.size(); ++i) {
-      const LinearArguments& linear = held.siblings[i];
-      const int64_t rank = rank_of(linear);
-      if (rank == 0) continue;
-      const int64_t outs = out_of(linear.weight);
+
+    // dB = scale · dyᵀ u: the same sums, of the outputs' gradients with what lies behind the input's rows. Siblings of one rank
+    // and scale, as they are as a rule, go together.
+    for (size_t begin = 0, end = 0; begin < adapters.size(); begin = end) {
+      const int64_t rank = adapters[begin].rank;
+      const float scale = adapters[begin].scale;
+      while (end < adapters.size() && adapters[end].rank == rank && adapters[end].scale == scale &&
+             end - begin < kMaxAdapterSegments) {
+        ++end;
+      }
       for (int64_t first = 0; first < padded(rank); first += kMaxChunks * kRankChunk) {
         ChunkDropout none;
         none.num_chunks = int(std::min<int64_t>(kMaxChunks, (padded(rank) - first) / kRankChunk));
-        k.adapter_up(bf16(dy.tensor) + first_out[i], dy.stride, bf16(x.tensor) + held.in + first_rank[i] + first, x.stride,
-                     nullptr, 0, nullptr, 0, scratch, x.rows, outs, none, stream);
-        k.adapter_reduce(scratch, x.rows, outs, none.num_chunks, 0, std::min<int64_t>(rank - first, none.num_chunks * kRankChunk),
-                         float(linear.lora->scale), true, db[i].mutable_data_ptr<float>() + first, rank, stream);
+        std::vector<AdapterSegment> segments;
+        std::vector<AdapterGradient> gradients;
+        for (size_t i = begin; i < end; ++i) {
+          const Adapter& adapter = adapters[i];
+          segments.push_back({adapter.first_out, adapter.outs, held.in + adapter.first_rank + first});
+          gradients.push_back({adapter.first_out, adapter.outs, 0, std::min<int64_t>(rank - first, none.num_chunks * kRankChunk),
+                               adapter.db.mutable_data_ptr<float>() + first, rank});
+        }
+        const Tensor partial = scratch(segments, held.outs, none.num_chunks);
+        k.adapter_up(bf16(dy.tensor), dy.stride, held.outs, bf16(x.tensor), x.stride, segments.data(), int(segments.size()),
+                     nullptr, 0, nullptr, 0, partial.mutable_data_ptr<float>(), x.rows, none, stream);
+        k.adapter_reduce(partial.const_data_ptr<float>(), x.rows, segments.data(), int(segments.size()), held.outs,
+                         none.num_chunks, gradients.data(), int(gradients.size()), scale, true, stream);
       }
-      out[slot++] = da[i];
-      out[slot++] = db[i];
+    }
+    size_t slot = 3;
+    for (const Adapter& adapter : adapters) {
+      out[slot++] = adapter.da;
+      out[slot++] = adapter.db;
     }
   }
 };
