@@ -47,6 +47,8 @@ int run_data_preview(const DataCommand& command);
 
 struct PlanCommand {
   RecipeWords recipe;
+  std::string gpu = "h200";
+  std::string gpus;  // table of GPUs and prices; "" = recipes/gpus.yaml
   bool json = false;
 };
 int run_plan(const PlanCommand& command);

@@ -90,8 +90,11 @@ int run(int argc, char** argv) {
   command->callback([&] { action = [&] { return run_data_preview(data); }; });
 
   PlanCommand plan;
-  command = app.add_subcommand("plan", "parameters, memory and steps, before anything is loaded");
+  command = app.add_subcommand("plan", "parameters, memory, time and price, before anything is loaded");
   add_recipe(command, plan.recipe);
+  command->add_option("--gpu", plan.gpu, "GPU it is planned for: h200, h100, b200, a100-80, a100-40, l4, rtx-4090")
+      ->capture_default_str();
+  command->add_option("--gpus", plan.gpus, "your own table of GPUs and prices, in the form of recipes/gpus.yaml");
   command->add_flag("--json", plan.json, "one JSON document on stdout");
   command->callback([&] { action = [&] { return run_plan(plan); }; });
 

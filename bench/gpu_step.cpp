@@ -2,14 +2,16 @@
 // bench/gpu.py runs it beside the Python peers on the same batch. Prints one JSON object.
 //
 //   gpu_step MODEL_DIR key=value …     batch text_tokens accumulation steps lora(language|all) tables(none|tied|untied)
-//                                      quant(nf4|none) quant_vision recompute profile
+//                                      quant(nf4|none) quant_vision recompute(auto|true|false) memory_gib(0: what is free)
+//                                      vision(live|cached: a frozen tower's outputs at hand) dropout
 #include "base/error.h"
 #include "model/model.h"
 #include "ops/cuda.h"
 #include "ops/torch.h"
 #include "train/optimizer.h"
+#include "train/specs.h"
 
-#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -37,9 +39,10 @@ void synchronize(at::Device device) {
 }
 
 struct Settings {
-  std::map<std::string, std::string> values = {
-      {"batch", "1"},       {"text_tokens", "156"}, {"accumulation", "1"}, {"steps", "5"},     {"lora", "all"},
-      {"tables", "untied"}, {"quant", "nf4"},       {"quant_vision", "1"}, {"recompute", "0"}, {"dropout", "0.05"}};
+  std::map<std::string, std::string> values = {{"batch", "1"},      {"text_tokens", "156"}, {"accumulation", "1"},
+                                               {"steps", "5"},      {"lora", "all"},        {"tables", "untied"},
+                                               {"quant", "nf4"},    {"quant_vision", "1"},  {"recompute", "auto"},
+                                               {"memory_gib", "0"}, {"vision", "live"},     {"dropout", "0.05"}};
   int64_t number(const std::string& key) const { return std::stoll(values.at(key)); }
   bool is(const std::string& key, const std::string& value) const { return values.at(key) == value; }
 };
@@ -94,7 +97,7 @@ int run(int argc, char** argv) {
     }
     settings.values[argument.substr(0, equals)] = argument.substr(equals + 1);
   }
-  kernels();
+  const Dims dims = read_dims(argv[1]);
   const auto started = Clock::now();
   ModelSpec spec;
   spec.device = at::Device(at::kCUDA, 0);
@@ -105,18 +108,42 @@ int run(int argc, char** argv) {
   spec.tables = settings.is("tables", "untied") ? Tables::kUntied
                 : settings.is("tables", "tied") ? Tables::kTied
                                                 : Tables::kFrozen;
+  PlanLoad load;
+  load.micro_batch = settings.number("batch");
+  load.accumulation = settings.number("accumulation");
+  load.longest = settings.number("text_tokens") + (dims.vision ? dims.tokens_per_image : 0);
+  load.targets = settings.number("text_tokens");
+  load.images_a_row = dims.vision ? 1 : 0;
+  load.cached = settings.is("vision", "cached");
+  Recipe recipe;
+  recipe.train.recompute = settings.values.at("recompute");
+  recipe.train.memory_gib = std::stod(settings.values.at("memory_gib"));
+  const MemoryChoice choice = memory_choice(recipe, dims, spec, load);
+  const double predicted_gib = double(make_plan(dims, spec, load, choice).peak_bytes) / double(1 << 30);
+  spec.keep_expanded = choice.keep_expanded;
   const auto model = Gemma3::load(argv[1], spec);
   OptimizerSpec optimizer_spec;
   Optimizer optimizer(model->parameters(), optimizer_spec);
   synchronize(spec.device);
   const double load_s = seconds_since(started);
   const int64_t rows = settings.number("batch");
-  const BenchBatch batch = make_batch(model->dims(), rows, settings.number("text_tokens"), spec.device);
+  BenchBatch batch = make_batch(model->dims(), rows, settings.number("text_tokens"), spec.device);
   const int64_t accumulation = settings.number("accumulation");
   const double count = double(batch.targets.token_N.numel()) * double(accumulation);
   Pass pass;
   pass.mode = Pass::Mode::kTrain;
-  pass.recompute = settings.number("recompute") != 0 ? Pass::Recompute::kBlocks : Pass::Recompute::kNo;
+  pass.recompute_vision = choice.recompute_vision;
+  pass.recompute_language = choice.recompute_language;
+  if (load.cached) {
+    const at::NoGradGuard no_grad;
+    std::vector<Tensor> pooled;
+    for (int64_t row = 0; row < rows; ++row) {
+      pooled.push_back(model->pooled_patches(batch.input.pixels_NCHW.narrow(0, row, 1), Pass{}));
+    }
+    batch.input.pooled_NSW = at::cat(pooled);
+    batch.input.pixels_NCHW = Tensor();
+    c10::getDeviceAllocator(spec.device.type())->resetPeakStats(0);
+  }
 
   std::vector<double> step_s, losses, norms;
   double forward_s = 0, backward_s = 0, update_s = 0;
@@ -156,11 +183,13 @@ int run(int argc, char** argv) {
   std::printf(
       "{\"stack\": \"gemtune\", \"settings\": \"%s\", \"samples_per_s\": %.3f, \"step_s\": %.4f, \"fastest_s\": %.4f, "
       "\"slowest_s\": "
-      "%.4f, \"forward_s\": %.4f, \"backward_s\": %.4f, \"update_s\": %.4f, \"peak_gib\": %.2f, \"loss_1\": %.5f, \"loss_2\": "
+      "%.4f, \"forward_s\": %.4f, \"backward_s\": %.4f, \"update_s\": %.4f, \"peak_gib\": %.2f, \"predicted_gib\": %.2f, "
+      "\"memory\": \"%s\", \"loss_1\": %.5f, \"loss_2\": "
       "%.5f, "
       "\"loss_3\": %.5f, \"grad_norm_1\": %.4f, \"load_s\": %.2f, \"first_step_done_s\": %.2f}\n",
       text.c_str(), double(rows * accumulation) / median, median, sorted.front(), sorted.back(), forward_s, backward_s, update_s,
-      double(peak) / double(1 << 30), losses[0], losses[1], losses[2], norms[0], load_s, first_step_s);
+      double(peak) / double(1 << 30), predicted_gib, choice.describe().c_str(), losses[0], losses[1], losses[2], norms[0], load_s,
+      first_step_s);
   return 0;
 }
 

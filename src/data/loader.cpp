@@ -10,6 +10,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -34,8 +35,11 @@ Batch collate(const std::vector<Sample>& samples, const std::vector<std::vector<
   batch.image_group.assign(cells, -1);
 
   const size_t image_bytes = 3 * static_cast<size_t>(image_size) * static_cast<size_t>(image_size);
-  for (const auto& images : images_CHW) batch.num_images += static_cast<int64_t>(images.size());
-  batch.pixels_NCHW.reserve(static_cast<size_t>(batch.num_images) * image_bytes);
+  size_t num_decoded = 0;
+  for (const auto& images : images_CHW) {
+    for (const auto& image : images) num_decoded += image.empty() ? 0 : 1;
+  }
+  batch.pixels_NCHW.reserve(num_decoded * image_bytes);
   for (size_t b = 0; b < samples.size(); ++b) {
     const Sample& sample = samples[b];
     const size_t length = sample.token_ids.size();
@@ -58,9 +62,12 @@ Batch collate(const std::vector<Sample>& samples, const std::vector<std::vector<
       }
     }
     for (const auto& image : images_CHW[b]) {
+      const int64_t number = batch.num_images++;
+      if (image.empty()) continue;
       if (image.size() != image_bytes) {
         throw job_error("collate: row {} has an image of {} bytes, expected {}", sample.row, image.size(), image_bytes);
       }
+      batch.decoded.push_back(number);
       batch.pixels_NCHW.insert(batch.pixels_NCHW.end(), image.begin(), image.end());
     }
   }
@@ -140,11 +147,20 @@ struct Loader::Impl {
       for (const auto& micro : step.plan.micro_rows) {
         std::vector<Sample> samples;
         std::vector<std::vector<std::vector<uint8_t>>> images;
+        std::vector<std::string> keys;
+        std::set<std::string> seen;
         for (size_t i = 0; i < micro.size(); ++i, ++at) {
-          samples.push_back(std::move(step.decoded[at].sample));
-          images.push_back(std::move(step.decoded[at].images_CHW));
+          DecodedRow& row = step.decoded[at];
+          for (size_t k = 0; k < row.picture_keys.size(); ++k) {
+            const bool again = !seen.insert(row.picture_keys[k]).second;
+            if (again && options.is_known) row.images_CHW[k].clear();
+            keys.push_back(std::move(row.picture_keys[k]));
+          }
+          samples.push_back(std::move(row.sample));
+          images.push_back(std::move(row.images_CHW));
         }
         step.batches.push_back(collate(samples, images, chat->tokens().pad, options.image_size));
+        step.batches.back().picture_keys = std::move(keys);
       }
     } catch (...) {
       step.error = std::current_exception();
@@ -169,7 +185,7 @@ struct Loader::Impl {
       const size_t slot = step->num_taken++;
       lock.unlock();
       try {
-        step->decoded[slot] = decode_row(*dataset, *chat, image_options, step->rows[slot], options.image_size);
+        step->decoded[slot] = decode_row(*dataset, *chat, image_options, step->rows[slot], options);
       } catch (...) {
         step->failed[slot] = std::current_exception();
       }

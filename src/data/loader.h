@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,22 +30,28 @@ std::vector<int64_t> random_permutation(int64_t n, uint64_t seed);
 // A micro-batch, right-padded. B rows, T tokens.
 struct Batch {
   int64_t num_rows = 0;
-  int64_t num_tokens = 0;            // T
-  std::vector<int64_t> rows;         // B data set rows
-  std::vector<int64_t> token_ids;    // B × T, pad id where invalid
-  std::vector<uint8_t> valid;        // B × T
-  std::vector<uint8_t> target_mask;  // B × T, unshifted
-  std::vector<int32_t> image_group;  // B × T: number of the image in its row at soft tokens, else -1
-  int64_t num_images = 0;
+  int64_t num_tokens = 0;                 // T
+  std::vector<int64_t> rows;              // B data set rows
+  std::vector<int64_t> token_ids;         // B × T, pad id where invalid
+  std::vector<uint8_t> valid;             // B × T
+  std::vector<uint8_t> target_mask;       // B × T, unshifted
+  std::vector<int32_t> image_group;       // B × T: number of the image in its row at soft tokens, else -1
+  int64_t num_images = 0;                 // N, in row order, then prompt order
+  std::vector<std::string> picture_keys;  // N: what names each picture (picture_key)
+  std::vector<int64_t> decoded;           // ascending: the images whose pixels are here; all but those already known
   int image_size = 0;
-  std::vector<uint8_t> pixels_NCHW;  // in row order, then prompt order
+  std::vector<uint8_t> pixels_NCHW;  // of the decoded images
   int64_t num_targets = 0;           // targets that are predicted: target_mask over positions 1..T-1
   int64_t num_valid = 0;
 };
 
-// Right-pads the samples to the longest. `images_CHW[b]` holds the planes of row b's images in prompt order.
+// Right-pads the samples to the longest. `images_CHW[b]` holds the planes of row b's images in prompt order; one without
+// planes is left out of `decoded`.
 Batch collate(const std::vector<Sample>& samples, const std::vector<std::vector<std::vector<uint8_t>>>& images_CHW,
               int32_t pad_id, int image_size);
+
+// Names a picture as the vision tower sees it: SHA-256 of the encoded file and of everything that turns it into pixels.
+std::string picture_key(std::string_view encoded, const ImageOptions& options, int image_size);
 
 struct LoaderOptions {
   uint64_t seed = 42;
@@ -56,6 +63,9 @@ struct LoaderOptions {
   int num_workers = 2;  // threads; 0 = one a core. The content never depends on it
   int steps_ahead = 2;  // steps decoded before they are asked for: the bound on decoded images in memory
   int image_size = 0;   // 0 = text only
+  // Whether the vision tower's output for a picture is at hand, so that it need not be decoded; asked by worker threads, and
+  // what it says must stay true. With it, a picture that a micro-batch holds twice is decoded once. Empty: decode all.
+  std::function<bool(const std::string& picture_key)> is_known;
 };
 
 // The micro-batches of one optimizer step on this rank. A step covers micro_batch × accumulation × world rows of the
@@ -109,6 +119,8 @@ struct DataReport {
   std::vector<std::pair<std::string, int64_t>> skipped_by_reason;  // most frequent first
   std::vector<int32_t> lengths;                                    // tokens of each used row
   int64_t num_targets = 0;                                         // tokens that carry loss in the used rows
+  int64_t most_targets = 0;                                        // in one row
+  int64_t most_images = 0;                                         // in one row
   std::vector<std::string> notes;      // once a kind: "3 rows hold animated images: the first frame is used"
   std::vector<FileStamp> image_files;  // image files outside the sources, each once, for the cache
 };

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 16;
 constexpr auto kProgressEvery = std::chrono::seconds(10);
-constexpr int kCacheVersion = 1;
+constexpr int kCacheVersion = 2;
 
 // Length of a row that cannot be used.
 constexpr int32_t kUnusable = -1;
@@ -56,6 +56,8 @@ struct Found {
   std::vector<RowFault> faults;
   std::map<std::string, int64_t> skipped;
   int64_t num_targets = 0;
+  int64_t most_targets = 0;
+  int64_t most_images = 0;
   int64_t num_animated = 0;
   std::unordered_map<std::string, FileStamp> image_files;
 };
@@ -153,6 +155,8 @@ class Checker {
         found_.lengths[static_cast<size_t>(index)] = kUnusable;
       } else {
         found_.num_targets += num_targets;
+        found_.most_targets = std::max(found_.most_targets, num_targets);
+        found_.most_images = std::max(found_.most_images, static_cast<int64_t>(sample.image_first_token.size()));
         found_.lengths[static_cast<size_t>(index)] = static_cast<int32_t>(sample.token_ids.size());
       }
       ++found_.num_checked;
@@ -181,6 +185,8 @@ class Checker {
     report.num_rows = dataset_.size();
     report.num_checked = found_.num_checked;
     report.num_targets = found_.num_targets;
+    report.most_targets = found_.most_targets;
+    report.most_images = found_.most_images;
     for (size_t row = 0; row < found_.lengths.size(); ++row) {
       if (found_.lengths[row] < 0) continue;
       report.used.push_back(static_cast<int64_t>(row));
@@ -236,6 +242,8 @@ Json to_json(const DataReport& report) {
           {"skipped_by_reason", skipped},
           {"lengths", report.lengths},
           {"num_targets", report.num_targets},
+          {"most_targets", report.most_targets},
+          {"most_images", report.most_images},
           {"notes", report.notes},
           {"image_files", images}};
 }
@@ -255,6 +263,8 @@ DataReport report_from_json(const Json& json) {
   }
   report.lengths = json.at("lengths").get<std::vector<int32_t>>();
   report.num_targets = json.at("num_targets").get<int64_t>();
+  report.most_targets = json.at("most_targets").get<int64_t>();
+  report.most_images = json.at("most_images").get<int64_t>();
   report.notes = json.at("notes").get<std::vector<std::string>>();
   for (const Json& one : json.at("image_files")) {
     report.image_files.push_back({one.at(0).get<std::string>(), one.at(1).get<int64_t>(), one.at(2).get<int64_t>()});

@@ -1,6 +1,7 @@
 #include "data/loader_plan.h"
 
 #include "base/error.h"
+#include "base/file.h"
 
 #include <fmt/core.h>
 
@@ -94,14 +95,16 @@ StepPlan plan_step(Cursor begin, int64_t num_rows, const LoaderOptions& options)
   return plan;
 }
 
-RgbImage decode_image_of(const Row& row, size_t k, const ImageOptions& image_options, bool* animated) {
+namespace {
+
+// Reads image k of the row and gives its bytes to `use(encoded, where)`; what goes wrong becomes the row's fault.
+template <class Use>
+auto with_image(const Row& row, size_t k, const Use& use) {
   const ImageSource& source = row.images[k];
   const std::string field = fmt::format("images[{}]", k);
   const std::string where = row.where + ": " + field + " " + source.name();
   try {
-    const std::string encoded = read_image_bytes(source);
-    if (animated != nullptr) *animated = read_image_info(encoded, image_options, where).animated;
-    return decode_image(encoded, image_options, where);
+    return use(read_image_bytes(source), where);
   } catch (const RowError&) {
     throw;
   } catch (const Error& error) {
@@ -115,14 +118,33 @@ RgbImage decode_image_of(const Row& row, size_t k, const ImageOptions& image_opt
   }
 }
 
-DecodedRow decode_row(const Dataset& dataset, const Chat& chat, const ImageOptions& image_options, int64_t row, int image_size) {
+}  // namespace
+
+RgbImage decode_image_of(const Row& row, size_t k, const ImageOptions& image_options, bool* animated) {
+  return with_image(row, k, [&](const std::string& encoded, const std::string& where) {
+    if (animated != nullptr) *animated = read_image_info(encoded, image_options, where).animated;
+    return decode_image(encoded, image_options, where);
+  });
+}
+
+std::string picture_key(std::string_view encoded, const ImageOptions& options, int image_size) {
+  return sha256_of(fmt::format("{} {} {} {}", sha256_of(encoded), int(options.alpha), int(options.exif), image_size));
+}
+
+DecodedRow decode_row(const Dataset& dataset, const Chat& chat, const ImageOptions& image_options, int64_t row,
+                      const LoaderOptions& options) {
   const Row source = dataset.row(row);
   DecodedRow decoded;
   decoded.sample = chat.sample(source);
   decoded.sample.row = row;
-  if (image_size == 0) return decoded;
+  if (options.image_size == 0) return decoded;
   for (size_t k = 0; k < source.images.size(); ++k) {
-    decoded.images_CHW.push_back(resize_to_planes_CHW(decode_image_of(source, k, image_options, nullptr), image_size));
+    with_image(source, k, [&](const std::string& encoded, const std::string& where) {
+      const std::string& key = decoded.picture_keys.emplace_back(picture_key(encoded, image_options, options.image_size));
+      std::vector<uint8_t>& planes_CHW = decoded.images_CHW.emplace_back();
+      if (options.is_known && options.is_known(key)) return;
+      planes_CHW = resize_to_planes_CHW(decode_image(encoded, image_options, where), options.image_size);
+    });
   }
   return decoded;
 }

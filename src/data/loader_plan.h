@@ -23,11 +23,13 @@ StepPlan plan_step(Cursor begin, int64_t num_rows, const LoaderOptions& options)
 
 struct DecodedRow {
   Sample sample;
-  std::vector<std::vector<uint8_t>> images_CHW;
+  std::vector<std::vector<uint8_t>> images_CHW;  // empty planes for a picture that is known
+  std::vector<std::string> picture_keys;
 };
 
 // Reads, renders and decodes a data set row. Throws RowError, naming the image for a damaged one.
-DecodedRow decode_row(const Dataset& dataset, const Chat& chat, const ImageOptions& image_options, int64_t row, int image_size);
+DecodedRow decode_row(const Dataset& dataset, const Chat& chat, const ImageOptions& image_options, int64_t row,
+                      const LoaderOptions& options);
 
 // Decodes image k of the row completely. `animated` may be null. Throws RowError.
 RgbImage decode_image_of(const Row& row, size_t k, const ImageOptions& image_options, bool* animated);

@@ -260,6 +260,49 @@ TEST(Collate, PadsOnTheRightAndMarksImagesAndTargets) {
   std::vector<uint8_t> pixels = one;
   pixels.insert(pixels.end(), two.begin(), two.end());
   EXPECT_EQ(batch.pixels_NCHW, pixels);
+  EXPECT_EQ(batch.decoded, (std::vector<int64_t>{0, 1}));
+
+  const Batch partly = collate({text_row, image_row}, {{}, {{}, two}}, 0, 2);
+  EXPECT_EQ(partly.num_images, 2);
+  EXPECT_EQ(partly.decoded, (std::vector<int64_t>{1}));
+  EXPECT_EQ(partly.pixels_NCHW, two);
+  EXPECT_EQ(partly.image_group, batch.image_group);
+}
+
+TEST_F(LoaderTest, AKnownPictureIsNotDecodedAndARepeatedOneOnce) {
+  const auto dataset = rows(4, 1);  // rows 1 and 3 show pictures 1 and 3
+  folder_.write("3.bmp", bitmap(10, 5, 200));
+  LoaderOptions with = options();
+  with.micro_batch = 4;
+  with.accumulation = 1;
+  with.shuffle = false;
+  const Batch all = std::move(loader(dataset, with)->next().micro_batches.at(0));
+  EXPECT_EQ(all.decoded, (std::vector<int64_t>{0, 1}));
+  ASSERT_EQ(all.picture_keys.size(), 2U);
+  EXPECT_EQ(all.picture_keys[0], all.picture_keys[1]) << "the same bytes under two names";
+  EXPECT_EQ(all.picture_keys[0], picture_key(bitmap(10, 5, 200), ImageOptions{}, kImageSize));
+
+  with.is_known = [](const std::string&) { return false; };
+  const Batch once = std::move(loader(dataset, with)->next().micro_batches.at(0));
+  EXPECT_EQ(once.decoded, (std::vector<int64_t>{0}));
+  EXPECT_EQ(once.pixels_NCHW.size(), all.pixels_NCHW.size() / 2);
+
+  with.is_known = [&](const std::string& key) { return key == all.picture_keys[0]; };
+  const Batch known = std::move(loader(dataset, with)->next().micro_batches.at(0));
+  EXPECT_EQ(known.num_images, 2);
+  EXPECT_TRUE(known.decoded.empty());
+  EXPECT_TRUE(known.pixels_NCHW.empty());
+  EXPECT_EQ(known.picture_keys, all.picture_keys);
+}
+
+TEST(PictureKey, ChangesWithTheFileAndWithWhatMakesPixelsOfIt) {
+  ImageOptions white;
+  white.alpha = AlphaPolicy::kWhite;
+  ImageOptions as_stored;
+  as_stored.exif = ExifPolicy::kIgnore;
+  const std::set<std::string> keys = {picture_key("a", {}, 896), picture_key("b", {}, 896), picture_key("a", {}, 448),
+                                      picture_key("a", white, 896), picture_key("a", as_stored, 896)};
+  EXPECT_EQ(keys.size(), 5U);
 }
 
 TEST_F(LoaderTest, TheContentDoesNotDependOnTheNumberOfWorkers) {

@@ -106,7 +106,7 @@ class ModelBuilder {
 
   std::unique_ptr<Gemma3> build() {
     const Dims& dims = model_->dims_;
-    keep_expansions_ = expansion_bytes() <= memory_bytes(spec().device) / 4;
+    keep_expanded_ = spec().keep_expanded.value_or(expansion_bytes() <= memory_bytes(spec().device) / 4);
     if (dims.vision) build_vision(*dims.vision);
     build_text();
     attach_adapters();
@@ -155,7 +155,7 @@ class ModelBuilder {
     }
     if (spec().train_all)
       throw input_error("{}: a quantised weight cannot be trained; give the original model or train adapters", name);
-    if (keep_expansions_ && !spec().device.is_cuda()) out.weight.dense = nf4_dequantize(*nf4, spec().compute_dtype);
+    if (keep_expanded_ && !spec().device.is_cuda()) out.weight.dense = nf4_dequantize(*nf4, spec().compute_dtype);
     out.weight.nf4 = std::move(nf4);
     return out;
   }
@@ -269,7 +269,7 @@ class ModelBuilder {
       for (Linear& linear : group->members) {
         weights.push_back(&linear.weight);
         biases.push_back(linear.bias_O);
-        resident = resident && (linear.weight.dense.defined() || keep_expansions_);
+        resident = resident && (linear.weight.dense.defined() || keep_expanded_);
       }
       if (resident) {
         group->packed = pack_linears(weights, biases, group->room());
@@ -308,7 +308,7 @@ class ModelBuilder {
   WeightSource& source_;
   std::unique_ptr<Gemma3> model_;
   std::map<std::string, WeightRow> rows_;
-  bool keep_expansions_ = false;
+  bool keep_expanded_ = false;
 };
 
 std::unique_ptr<Gemma3> Gemma3::load(const std::string& folder, const ModelSpec& spec) {

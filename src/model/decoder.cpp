@@ -104,7 +104,7 @@ Tensor Decoder::forward(const Tensor& hidden_BTD, const Masks& masks, int64_t fi
     const auto block = [this, &layer, mask, rope, cache, i, pass](const Tensor& x) {
       return forward_layer(layer, {dims, mask, rope, cache, i}, x, pass);
     };
-    x_BTD = pass.recompute == Pass::Recompute::kBlocks ? recompute(block, x_BTD, trained_tensors(layer)) : block(x_BTD);
+    x_BTD = pass.recompute_language ? recompute(block, x_BTD, trained_tensors(layer)) : block(x_BTD);
     pass.show("decoder_layer", int64_t(i), x_BTD);
   }
   x_BTD = rms_norm_one_plus(x_BTD, norm, dims.rms_norm_eps);

@@ -67,30 +67,35 @@ Tensor Gemma3::embed(const Tensor& token_ids_BT) const {
   return rows_BTD.to(spec_.compute_dtype) * embed_scale_;
 }
 
-void require_places(int64_t num_places, const Tensor& soft_NSD) {
-  const int64_t features = soft_NSD.size(0) * soft_NSD.size(1);
-  if (num_places != features) {
-    throw input_error("the batch has {} image token places, its images have {} features", num_places, features);
+void require_places(int64_t num_places, int64_t num_features) {
+  if (num_places != num_features) {
+    throw input_error("the batch has {} image token places, its images have {} features", num_places, num_features);
   }
 }
 
-Tensor Gemma3::image_features(const Tensor& pixels_NCHW, const Pass& pass) const {
+bool Gemma3::vision_is_frozen() const {
+  return vision_tower_ && !spec_.train_all && !(spec_.lora.rank > 0 && spec_.lora.vision);
+}
+
+Tensor Gemma3::pooled_patches(const Tensor& pixels_NCHW, const Pass& pass) const {
+  if (!vision_tower_) throw input_error("this model has no vision tower, the batch has {} images", pixels_NCHW.size(0));
   Tensor pixels = pixels_NCHW;
   // numerics: (v − 127.5) ÷ 127.5 in fp32, as the reference's fused rescale-and-normalise.
   if (pixels.scalar_type() == at::kByte) pixels = (pixels.to(at::kFloat) - 127.5) / 127.5;
-  return projector_.forward(vision_tower_->forward(pixels.to(spec_.compute_dtype), pass), pass);
+  return projector_.pool(vision_tower_->forward(pixels.to(spec_.compute_dtype), pass));
 }
 
 Tensor Gemma3::forward(const ModelInput& input, const Pass& pass, KvCache* cache) const {
   const int64_t num_new = input.token_ids_BT.size(1);
   Tensor hidden_BTD = embed(input.token_ids_BT);
-  if (input.pixels_NCHW.defined() && input.pixels_NCHW.size(0) > 0) {
-    if (!vision_tower_) throw input_error("this model has no vision tower, the batch has {} images", input.pixels_NCHW.size(0));
-    const Tensor soft_NSD = image_features(input.pixels_NCHW, pass);
+  Tensor pooled_NSW = input.pooled_NSW;
+  if (!pooled_NSW.defined() && input.pixels_NCHW.defined()) pooled_NSW = pooled_patches(input.pixels_NCHW, pass);
+  if (pooled_NSW.defined()) {
+    const Tensor soft_NSD = projector_.forward(pooled_NSW, pass);
     const int64_t total = input.image_group_BT.size(1);
     const Tensor is_soft_BT1 = (input.image_group_BT.narrow(1, total - num_new, num_new) >= 0).unsqueeze(2);
     // A GPU is not waited for here: who makes batches for one counts their places.
-    if (!is_soft_BT1.is_cuda()) require_places(is_soft_BT1.sum().item<int64_t>(), soft_NSD);
+    if (!is_soft_BT1.is_cuda()) require_places(is_soft_BT1.sum().item<int64_t>(), soft_NSD.size(0) * soft_NSD.size(1));
     hidden_BTD = hidden_BTD.masked_scatter(is_soft_BT1, soft_NSD.to(hidden_BTD.scalar_type()));
   }
   pass.show("embeddings", -1, hidden_BTD);

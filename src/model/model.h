@@ -6,8 +6,8 @@
 //   V vocabulary        N images           P patches an image   W vision width  R adapter rank    L layers
 //   I, O: a linear layer's inputs and outputs
 //
-// The way of the data: pixels_NCHW → Siglip → patches_NPW → projector → soft_NSD; token ids → embedding · √D (text rows
-// only) → soft rows spliced in → Decoder → hidden_BTD → head. No ranks, no recipe, no data set in this layer.
+// The way of the data: pixels_NCHW → Siglip → patches_NPW → pooled_NSW → projector → soft_NSD; token ids → embedding · √D (text
+// rows only) → soft rows spliced in → Decoder → hidden_BTD → head. No ranks, no recipe, no data set in this layer.
 #pragma once
 
 #include "io/safetensors.h"
@@ -100,6 +100,8 @@ struct FolderCheck {
   std::vector<std::string> faults;  // missing, unexpected, wrong shape: each "FILE: TENSOR: expected …, got …"
 };
 FolderCheck check_weights(const std::string& folder, const Dims& dims);
+// SHA-256 of names and bytes of the vision tower's tensors, as the folder has them.
+std::string vision_digest(const std::string& folder);
 
 // --- adapters and what is trained --------------------------------------------------------------------------------------------
 
@@ -131,7 +133,8 @@ struct ModelSpec {
   at::ScalarType table_dtype = at::kBFloat16;  // trained tables
   at::ScalarType compute_dtype = at::kFloat;
   at::Device device = at::kCPU;
-  uint64_t seed = 42;  // adapter initialisation
+  std::optional<bool> keep_expanded;  // NF4 weights also in the compute dtype; unset: when that takes ≤ ¼ of the free memory
+  uint64_t seed = 42;                 // adapter initialisation
 };
 
 enum class TrainedKind { kLanguageLora, kVisionLora, kTable, kWeight };
@@ -152,7 +155,9 @@ using Tap = std::function<void(std::string_view name, int64_t layer, const Tenso
 // What a forward pass is for.
 struct Pass {
   enum class Mode { kTrain, kInfer } mode = Mode::kInfer;  // kTrain: adapters' dropout acts
-  enum class Recompute { kNo, kBlocks } recompute = Recompute::kNo;
+  // Run the tower's blocks again in the backward pass instead of keeping their activations.
+  bool recompute_vision = false;
+  bool recompute_language = false;
   uint64_t dropout_seed = 0;
   uint64_t micro = 0;  // global number of the micro-batch
   const Tap* tap = nullptr;
@@ -217,7 +222,8 @@ class Siglip {
 
 // 4 × 4 average pooling, norm, projection into the language model's width. Source: transformers Gemma3MultiModalProjector.
 struct Projector {
-  Tensor forward(const Tensor& patches_NPW, const Pass& pass) const;  // → [N, S, D]
+  Tensor pool(const Tensor& patches_NPW) const;                      // → [N, S, W]
+  Tensor forward(const Tensor& pooled_NSW, const Pass& pass) const;  // → [N, S, D]
   int64_t patches_a_side = 64;
   int64_t pooled_side = 16;
   double eps = 1e-6;
@@ -263,6 +269,7 @@ struct ModelInput {
   Tensor valid_BT;        // bool
   Tensor image_group_BT;  // int32, −1 outside images
   Tensor pixels_NCHW;     // uint8 or float in [−1, 1]; undefined without images
+  Tensor pooled_NSW;      // instead of pixels: what pooled_patches() made of them
 };
 
 // Where loss is: position t of a row predicts token t + 1.
@@ -271,8 +278,8 @@ struct Targets {
   Tensor token_N;     // int64
   Targets to(at::Device device) const;
 };
-// Throws Error(kInput) unless an image's features fit the batch's places for them.
-void require_places(int64_t num_places, const Tensor& soft_NSD);
+// Throws Error(kInput) unless the images' features fit the batch's places for them.
+void require_places(int64_t num_places, int64_t num_features);
 // target_mask bool [B, T], unshifted. On CPU tensors it costs a GPU nothing.
 Targets find_targets(const Tensor& token_ids_BT, const Tensor& target_mask_BT);
 
@@ -285,8 +292,10 @@ class Gemma3 {
   // → hidden [B, T, D] after the final norm. With a cache: token_ids are the new tokens, valid and image_group cover all
   // tokens so far, images belong to the new ones.
   Tensor forward(const ModelInput& input, const Pass& pass, KvCache* cache = nullptr) const;
-  // Image features alone: [N, S, D].
-  Tensor image_features(const Tensor& pixels_NCHW, const Pass& pass) const;
+  // What the vision tower makes of images, pooled to their soft tokens: [N, S, W].
+  Tensor pooled_patches(const Tensor& pixels_NCHW, const Pass& pass) const;
+  // Whether pooled_patches() is a function of the pixels alone: there is a vision tower and nothing in it is trained.
+  bool vision_is_frozen() const;
   // hidden […, D] → fp32 logits […, V] (soft cap applied).
   Tensor logits(const Tensor& hidden) const;
   // Next-token loss over the targets.

@@ -197,11 +197,11 @@ ModelSpec tiny_spec() {
   return spec;
 }
 
-std::vector<Tensor> gradients_of(const Gemma3& model, const ModelInput& input, Pass::Recompute recompute) {
+std::vector<Tensor> gradients_of(const Gemma3& model, const ModelInput& input, bool recompute) {
   for (const Parameter& parameter : model.parameters()) parameter.value.mutable_grad() = Tensor();
   Pass pass;
   pass.mode = Pass::Mode::kTrain;
-  pass.recompute = recompute;
+  pass.recompute_vision = pass.recompute_language = recompute;
   pass.micro = 5;
   const Tensor targets = at::ones({2, 12}, at::kBool);
   model.loss(model.forward(input, pass), find_targets(input.token_ids_BT, targets)).loss_sum.backward();
@@ -220,8 +220,8 @@ TEST(Model, RecomputeChangesNoGradientBit) {
     for (const Parameter& parameter : model->parameters()) parameter.value.normal_(0, 0.1);
   }
   const ModelInput input = tiny_input();
-  const auto kept = gradients_of(*model, input, Pass::Recompute::kNo);
-  const auto recomputed = gradients_of(*model, input, Pass::Recompute::kBlocks);
+  const auto kept = gradients_of(*model, input, false);
+  const auto recomputed = gradients_of(*model, input, true);
   ASSERT_EQ(kept.size(), size_t(2 * (2 * 6 + 3 * 7)));
   for (size_t i = 0; i < kept.size(); ++i) {
     EXPECT_GT(kept[i].abs().max().item<double>(), 0) << model->parameters()[i].key;

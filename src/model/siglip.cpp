@@ -45,7 +45,7 @@ Tensor Siglip::forward(const Tensor& pixels_NCHW, const Pass& pass) const {
   for (size_t i = 0; i < layers.size(); ++i) {
     const Layer& layer = layers[i];
     const auto block = [this, &layer, pass](const Tensor& x) { return forward_layer(layer, dims, x, pass); };
-    x_NPW = pass.recompute == Pass::Recompute::kBlocks ? recompute(block, x_NPW, trained_tensors(layer)) : block(x_NPW);
+    x_NPW = pass.recompute_vision ? recompute(block, x_NPW, trained_tensors(layer)) : block(x_NPW);
     pass.show("vision_layer", int64_t(i), x_NPW);
   }
   x_NPW = layer_norm(x_NPW, post_layernorm.weight, post_layernorm.bias, dims.layer_norm_eps);
@@ -53,13 +53,16 @@ Tensor Siglip::forward(const Tensor& pixels_NCHW, const Pass& pass) const {
   return x_NPW;
 }
 
-Tensor Projector::forward(const Tensor& patches_NPW, const Pass& pass) const {
+Tensor Projector::pool(const Tensor& patches_NPW) const {
   const int64_t num_images = patches_NPW.size(0);
   const int64_t width = patches_NPW.size(2);
   const int64_t kernel = patches_a_side / pooled_side;
   // Rows and columns of the patch grid, each as (pooled, within); the mean over both within.
   const Tensor grid_NpkpkW = patches_NPW.reshape({num_images, pooled_side, kernel, pooled_side, kernel, width});
-  const Tensor pooled_NSW = grid_NpkpkW.mean(at::IntArrayRef{2, 4}).reshape({num_images, pooled_side * pooled_side, width});
+  return grid_NpkpkW.mean(at::IntArrayRef{2, 4}).reshape({num_images, pooled_side * pooled_side, width});
+}
+
+Tensor Projector::forward(const Tensor& pooled_NSW, const Pass& pass) const {
   const Tensor normed_NSW = rms_norm_one_plus(pooled_NSW, mm_soft_emb_norm_W, eps);
   const Tensor soft_NSD = at::matmul(normed_NSW, mm_input_projection_WD.to(normed_NSW.scalar_type()));
   pass.show("projector", -1, soft_NSD);

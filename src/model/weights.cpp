@@ -173,4 +173,16 @@ FolderCheck check_weights(const std::string& folder, const Dims& dims) {
   return check;
 }
 
+std::string vision_digest(const std::string& folder) {
+  const TensorFolder tensors(folder);
+  std::string digests;
+  for (const auto& [name, found] : tensors.tensors()) {
+    const std::string canonical = canonical_name(name, true);
+    if (!canonical.starts_with("model.vision_tower.")) continue;
+    const auto bytes = found.file->bytes(*found.entry);
+    digests += canonical + " " + sha256_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()}) + "\n";
+  }
+  return sha256_of(digests);
+}
+
 }  // namespace gemtune

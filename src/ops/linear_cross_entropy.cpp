@@ -1,3 +1,4 @@
+#include "base/error.h"
 #include "ops/cuda.h"
 #include "ops/ops.h"
 #include "ops/torch.h"
@@ -149,10 +150,13 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
+    // In place, since a table's gradient is large: so the backward pass can run once.
     const auto scaled = [&](const char* name) {
-      const auto& value = context->saved_data[name];
-      if (!value.isTensor() || !value.toTensor().defined()) return Tensor();
-      return value.toTensor() * gradients[0].to(value.toTensor().scalar_type());
+      const auto found = context->saved_data.find(name);
+      if (found == context->saved_data.end()) throw job_error("linear_cross_entropy: a second backward pass over one loss");
+      const Tensor value = found->second.isTensor() ? found->second.toTensor() : Tensor();
+      context->saved_data.erase(found);
+      return value.defined() ? value.mul_(gradients[0].to(value.scalar_type())) : value;
     };
     return {scaled("gradient_hidden"), scaled("gradient_weight"), Tensor(), Tensor()};
   }

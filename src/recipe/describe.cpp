@@ -29,7 +29,8 @@ std::string escaped_for_table(const std::string& text) {
 }
 
 bool may_change_on_resume(const std::string& key) {
-  static const std::set<std::string> keys = {"train.epochs", "train.max_steps", "dist.nproc", "checkpoint.keep", "output.dir"};
+  static const std::set<std::string> keys = {"train.epochs", "train.max_steps", "train.vision_cache",
+                                             "dist.nproc",   "checkpoint.keep", "output.dir"};
   return keys.contains(key) || key.starts_with("logging.");
 }
 

@@ -55,5 +55,7 @@ inline constexpr const char* kHalfPrecisionRefusal =
 
 // recipes/tutorial.yaml, byte for byte.
 extern const char* const kTutorialYaml;
+// recipes/gpus.yaml, byte for byte.
+extern const char* const kGpusYaml;
 
 }  // namespace gemtune

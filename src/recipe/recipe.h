@@ -136,7 +136,9 @@ struct TrainRecipe {
   int micro_batch = 1;
   int accumulation = 4;
   int64_t seed = 42;
-  bool recompute = false;
+  std::string recompute = "auto";
+  double memory_gib = 0;
+  std::string vision_cache = "memory";
   std::string device = "auto";
   std::string loss_average = "tokens";
   template <class Self, class V>
@@ -146,7 +148,13 @@ struct TrainRecipe {
     v("micro_batch", self.micro_batch, "rows in one forward pass on each rank");
     v("accumulation", self.accumulation, "forward passes an optimizer step on each rank");
     v("seed", self.seed, "order, adapter initialisation and dropout follow from it alone");
-    v("recompute", self.recompute, "recompute each block in the backward pass instead of keeping its activations");
+    v("recompute", self.recompute,
+      "auto|true|false: run each block again in the backward pass instead of keeping its activations; auto: where a GPU's memory "
+      "asks for it");
+    v("memory_gib", self.memory_gib, "GPU memory that the run may take; 0: what is free when it starts");
+    v("vision_cache", self.vision_cache,
+      "memory|disk|none: what a frozen vision tower makes of each picture is kept over epochs; disk: over runs too, in the cache "
+      "folder");
     v("device", self.device, "auto|cpu|cuda: cuda when present");
     v("loss_average", self.loss_average,
       "tokens|micro_batches: loss over all target tokens of a step, or the mean of micro-batch means");
@@ -295,7 +303,8 @@ std::string to_yaml(const Recipe& recipe);
 std::string describe(const ResolvedRecipe& resolved);
 
 // Keys (with both values) in which two recipes differ, leaving out those a resumed run may change: train.epochs,
-// train.max_steps, dist.nproc, logging.*, checkpoint.keep, and output.dir, which names the run's folder itself.
+// train.max_steps, train.vision_cache, dist.nproc, logging.*, checkpoint.keep, and output.dir, which names the run's folder
+// itself.
 std::vector<std::string> differences_that_forbid_resume(const Recipe& stored, const Recipe& now);
 
 // The tutorial script's flags in its own spelling, with the recipe key each sets ("" = handled specially).

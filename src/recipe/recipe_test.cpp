@@ -140,14 +140,15 @@ TEST_F(Recipes, AHubIdIsAPathOnlyWhenThatFolderIsThere) {
 TEST_F(Recipes, NumbersAreReadInEveryUsualSpelling) {
   const Recipe r = load(std::string(kSmall) +
                         "optim: {learning_rate: 1e-4, eps: 1E-8, max_grad_norm: +1}\n"
-                        "train: {max_steps: 1e3, seed: \"7\", recompute: Yes}\n")
+                        "train: {max_steps: 1e3, seed: \"7\"}\n"
+                        "quant: {vision: Yes}\n")
                        .recipe;
   EXPECT_EQ(r.optim.learning_rate, 1e-4);
   EXPECT_EQ(r.optim.eps, 1e-8);
   EXPECT_EQ(r.optim.max_grad_norm, 1);
   EXPECT_EQ(r.train.max_steps, 1000);
   EXPECT_EQ(r.train.seed, 7);
-  EXPECT_TRUE(r.train.recompute);
+  EXPECT_TRUE(r.quant.vision);
 }
 
 TEST_F(Recipes, OverridesTakeTextsAsTheyStand) {
@@ -208,10 +209,10 @@ TEST_F(Recipes, WrongTypesNameTheLineAndTheMeaning) {
                  "  rank: 1.5\n"
                  "  alpha: inf\n"
                  "train:\n"
-                 "  recompute: 1\n"
                  "  epochs:\n"
                  "  micro_batch: 99999999999\n"
-                 "quant: nf4\n",
+                 "quant: nf4\n"
+                 "logging: {tensorboard: 1}\n",
                  {"lora.dropout=", "train.seed=0x10", "nonsense"}),
       "sub/my.yaml:2: model.path: expected one value, got a list\n"
       "sub/my.yaml:4: data.train: expected one value, got a map (source or list of sources: .jsonl, .parquet, folder of images "
@@ -223,13 +224,12 @@ TEST_F(Recipes, WrongTypesNameTheLineAndTheMeaning) {
       "trained "
       "(full fine-tuning))\n"
       "sub/my.yaml:9: lora.alpha: expected a number, got \"inf\" (scale is alpha ÷ rank)\n"
-      "sub/my.yaml:11: train.recompute: expected true or false, got \"1\" (recompute each block in the backward pass instead of "
-      "keeping its activations)\n"
-      "sub/my.yaml:12: train.epochs: has no value; give one or remove the key (passes over the data)\n"
-      "sub/my.yaml:13: train.micro_batch: expected a whole number up to 2147483647, got \"99999999999\" (rows in one forward "
+      "sub/my.yaml:11: train.epochs: has no value; give one or remove the key (passes over the data)\n"
+      "sub/my.yaml:12: train.micro_batch: expected a whole number up to 2147483647, got \"99999999999\" (rows in one forward "
       "pass on "
       "each rank)\n"
-      "sub/my.yaml:14: quant: expected a section of keys, got \"nf4\"\n"
+      "sub/my.yaml:13: quant: expected a section of keys, got \"nf4\"\n"
+      "sub/my.yaml:14: logging.tensorboard: expected true or false, got \"1\" (write event files to RUN_DIR/tensorboard)\n"
       "command line: lora.dropout: has no value; give one after the equals sign (dropout on the adapters' input, 0 ≤ p < 1)\n"
       "command line: train.seed: expected a whole number, got \"0x10\" (order, adapter initialisation and dropout follow from it "
       "alone)\n"
@@ -382,6 +382,7 @@ TEST(RecipeFolder, TheDocumentIsMadeFromTheKeys) {
 
 TEST(RecipeFolder, TheTutorialFileIsTheBuiltInText) {
   expect_file("recipes/tutorial.yaml", kTutorialYaml);
+  expect_file("recipes/gpus.yaml", kGpusYaml);
 }
 
 TEST(RecipeFolder, TheFullFileIsMadeFromTheKeys) {
@@ -465,7 +466,7 @@ TEST_F(Tutorial, OneFlagRunsItWithItsOwnNumbers) {
   EXPECT_EQ(r.train.epochs, 3);
   EXPECT_EQ(r.train.micro_batch, 1);
   EXPECT_EQ(r.train.accumulation, 4);
-  EXPECT_TRUE(r.train.recompute);
+  EXPECT_EQ(r.train.recompute, "auto");
   EXPECT_EQ(r.dist.nproc, 1);
   EXPECT_EQ(r.dist.workers, 16);
   EXPECT_EQ(r.checkpoint.every, "epoch");

@@ -56,7 +56,6 @@ train:
   epochs: 3 # --num_train_epochs
   micro_batch: 1 # --per_device_train_batch_size
   accumulation: 4 # --gradient_accumulation_steps
-  recompute: true
 
 dist:
   nproc: 1 # local ranks; a launcher sets the world size by RANK, WORLD_SIZE, LOCAL_RANK

@@ -119,6 +119,7 @@ class Validator {
     at_least<int64_t>("eval.max_rows", r.eval.max_rows, 0);
     at_least("eval.num_samples", r.eval.num_samples, 0);
     at_least("eval.max_new_tokens", r.eval.max_new_tokens, 1);
+    at_least("train.memory_gib", r.train.memory_gib, 0.0);
     at_least("logging.every", r.logging.every, 1);
     at_least("dist.nproc", r.dist.nproc, 1);
     at_least("dist.workers", r.dist.workers, 0);

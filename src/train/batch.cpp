@@ -9,8 +9,9 @@ namespace {
 
 template <class T>
 Tensor copied(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType type, at::Device device) {
-  return at::from_blob(const_cast<T*>(values.data()), shape, at::TensorOptions().dtype(type))
-      .to(device, type, false, /*copy=*/true);
+  const Tensor view = at::from_blob(const_cast<T*>(values.data()), shape, at::TensorOptions().dtype(type));
+  // Through page-locked memory, so that a GPU at work is not waited for.
+  return device.is_cuda() ? view.pin_memory().to(device, type, /*non_blocking=*/true) : view.clone();
 }
 
 }  // namespace
@@ -25,9 +26,9 @@ DeviceBatch to_device(const Batch& batch, at::Device device) {
   out.targets = find_targets(copied(batch.token_ids, shape, at::kLong, at::kCPU),
                              copied(batch.target_mask, shape, at::kByte, at::kCPU).to(at::kBool))
                     .to(device);
-  if (batch.num_images > 0) {
+  if (!batch.decoded.empty()) {
     out.input.pixels_NCHW =
-        copied(batch.pixels_NCHW, {batch.num_images, 3, batch.image_size, batch.image_size}, at::kByte, device);
+        copied(batch.pixels_NCHW, {int64_t(batch.decoded.size()), 3, batch.image_size, batch.image_size}, at::kByte, device);
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hub.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "ops/cuda.h"
 
@@ -52,6 +53,65 @@ ModelSpec model_spec(const Recipe& recipe, at::Device device) {
   spec.table_dtype = recipe.optim.table_dtype == "fp32" ? at::kFloat : at::kBFloat16;
   spec.seed = uint64_t(recipe.train.seed);
   return spec;
+}
+
+RecomputePolicy recompute_policy(const Recipe& recipe) {
+  if (recipe.train.recompute == "true") return RecomputePolicy::kAlways;
+  return recipe.train.recompute == "false" ? RecomputePolicy::kNever : RecomputePolicy::kAuto;
+}
+
+std::vector<std::string> remedies(const Recipe& recipe, const PlanLoad& load) {
+  std::vector<std::string> texts;
+  if (load.micro_batch > 1) {
+    texts.push_back(fmt::format("train.micro_batch={} with train.accumulation={}", load.micro_batch / 2, load.accumulation * 2));
+  }
+  if (recipe.train.recompute == "false") texts.push_back("train.recompute=auto");
+  if (recipe.quant.base == "none" && recipe.lora.rank > 0) texts.push_back("quant.base=nf4");
+  if (recipe.lora.train_tables != "none") texts.push_back("lora.train_tables=none");
+  if (recipe.lora.rank == 0) texts.push_back("lora.rank=16");
+  if (recipe.quant.base == "nf4" && !recipe.quant.vision && load.images_a_row > 0) texts.push_back("quant.vision=true");
+  texts.push_back(fmt::format("data.max_length={} with data.on_too_long=skip", load.longest / 2));
+  texts.push_back("a GPU with more memory");
+  return texts;
+}
+
+RowSizes row_sizes(const DataReport& report) {
+  RowSizes sizes;
+  for (const int32_t length : report.lengths) sizes.longest = std::max<int64_t>(sizes.longest, length);
+  sizes.most_targets = report.most_targets;
+  sizes.most_images = report.most_images;
+  return sizes;
+}
+
+PlanLoad plan_load(const Recipe& recipe, const Dims& dims, const RowSizes& sizes, int world) {
+  PlanLoad load;
+  load.micro_batch = recipe.train.micro_batch;
+  load.accumulation = accumulation_for(recipe, world);
+  load.longest = sizes.longest;
+  load.targets = sizes.most_targets;
+  load.images_a_row = dims.vision ? sizes.most_images : 0;
+  return load;
+}
+
+MemoryChoice memory_choice(const Recipe& recipe, const Dims& dims, const ModelSpec& spec, const PlanLoad& load) {
+  // cuBLAS and cuDNN have working memory of their own, and blocks of the allocator lie apart.
+  constexpr double kUsable = 0.95;
+  constexpr int64_t kLibraries = int64_t{1} << 30;
+  int64_t free = 0, total = 0;
+  kernels().memory(spec.device.index(), &free, &total);
+  const bool limited = recipe.train.memory_gib > 0;
+  const int64_t budget =
+      limited ? int64_t(recipe.train.memory_gib * double(1 << 30)) : int64_t(kUsable * double(free - kLibraries));
+  const MemoryChoice choice = choose_memory(dims, spec, load, recompute_policy(recipe), budget);
+  const Plan plan = make_plan(dims, spec, load, choice);
+  if (plan.peak_bytes > budget) {
+    throw environment_error("a micro-batch of {} × {} tokens with {} pictures needs about {}, {} is {}: {}", load.micro_batch,
+                            load.longest, load.micro_batch * load.images_a_row, human_bytes(plan.peak_bytes),
+                            limited ? "train.memory_gib" : "usable on this GPU", human_bytes(budget),
+                            join_some(remedies(recipe, load)));
+  }
+  log_info("{}: about {} at the peak, {} usable", choice.describe(), human_bytes(plan.peak_bytes), human_bytes(budget));
+  return choice;
 }
 
 RowMapping row_mapping(const Recipe& recipe) {

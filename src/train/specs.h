@@ -7,11 +7,20 @@
 #include "data/loader.h"
 #include "model/model.h"
 #include "recipe/recipe.h"
+#include "train/plan.h"
 
 #include <memory>
 #include <string>
 
 namespace gemtune {
+
+// The largest of the rows that take part.
+struct RowSizes {
+  int64_t longest = 0;  // tokens
+  int64_t most_targets = 0;
+  int64_t most_images = 0;
+};
+RowSizes row_sizes(const DataReport& report);
 
 // model.path as a folder: itself, or a hub id's snapshot in the hub's cache. Throws Error(kInput).
 std::string model_folder(const Recipe& recipe);
@@ -19,6 +28,14 @@ std::string model_folder(const Recipe& recipe);
 at::Device device_for(const Recipe& recipe, int local_rank);
 // bf16 compute on a GPU, fp32 on a CPU.
 ModelSpec model_spec(const Recipe& recipe, at::Device device);
+// What is kept in a GPU's memory and what is made again, for rows like `load`'s: the fastest that fits in train.memory_gib, or in
+// what is free. Throws Error(kEnvironment) when nothing fits, with what would.
+MemoryChoice memory_choice(const Recipe& recipe, const Dims& dims, const ModelSpec& spec, const PlanLoad& load);
+// The largest micro-batch of checked rows.
+PlanLoad plan_load(const Recipe& recipe, const Dims& dims, const RowSizes& sizes, int world);
+RecomputePolicy recompute_policy(const Recipe& recipe);
+// Settings that make a micro-batch need less, strongest first; two at least.
+std::vector<std::string> remedies(const Recipe& recipe, const PlanLoad& load);
 RowMapping row_mapping(const Recipe& recipe);
 ImageOptions image_options(const Recipe& recipe);
 // max_length: the recipe's, or the model's own limit.

@@ -59,7 +59,7 @@ TEST(Schedule, CosineIsHalfWayDownInTheMiddle) {
 }
 
 TEST(Plan, TheDefaultAdaptsTheLanguageTowerAlone) {
-  const Plan plan = make_plan(dims_4b(), model_spec(Recipe{}, at::kCPU), {});
+  const Plan plan = make_plan(dims_4b(), model_spec(Recipe{}, at::kCPU), {}, {});
   EXPECT_EQ(plan.lora_modules, 238);
   EXPECT_EQ(plan.trainable_parameters, 29802496);
   EXPECT_EQ(plan.adapter_bytes, 29802496 * 4);
@@ -70,7 +70,7 @@ TEST(Plan, TheTutorialTrainsBothTowersAndTwoTables) {
   recipe.lora.targets = "all-linear";
   recipe.lora.train_tables = "untied";
   recipe.quant.vision = true;
-  const Plan plan = make_plan(dims_4b(), model_spec(recipe, at::kCPU), {});
+  const Plan plan = make_plan(dims_4b(), model_spec(recipe, at::kCPU), {}, {});
   EXPECT_EQ(plan.lora_modules, 400);
   EXPECT_EQ(plan.trainable_parameters, 1381002752);
 }
@@ -78,7 +78,7 @@ TEST(Plan, TheTutorialTrainsBothTowersAndTwoTables) {
 TEST(Plan, QuantisedBytesAreThoseOfCodesAndScales) {
   Recipe recipe;
   recipe.quant.vision = true;
-  const Plan plan = make_plan(dims_4b(), model_spec(recipe, at::kCPU), {});
+  const Plan plan = make_plan(dims_4b(), model_spec(recipe, at::kCPU), {}, {});
   int64_t elements = 0;
   int64_t bytes = 0;
   for (const PlanPart& part : plan.parts) {
@@ -89,6 +89,66 @@ TEST(Plan, QuantisedBytesAreThoseOfCodesAndScales) {
   EXPECT_EQ(elements, 3619713024);
   // 1726.0 MiB of codes, 53.9 MiB of scales, 0.84 MiB of nested scales.
   EXPECT_NEAR(double(bytes) / (1 << 20), 1726.0 + 53.9 + 0.84, 0.2);
+}
+
+// Peaks measured on one H200 with bench/gpu_step (docs/performance.md, 2026-12-05), GiB.
+struct MeasuredPeak {
+  const char* name;
+  bool tutorial;  // both towers adapted, two trained tables; else language only
+  PlanLoad load;
+  MemoryChoice choice;
+  double gib;
+};
+class MeasuredPeaks : public testing::TestWithParam<MeasuredPeak> {};
+TEST_P(MeasuredPeaks, ArePredictedWithinATenth) {
+  const MeasuredPeak& measured = GetParam();
+  Recipe recipe;
+  if (measured.tutorial) {
+    recipe.lora.targets = "all-linear";
+    recipe.lora.train_tables = "untied";
+    recipe.quant.vision = true;
+  }
+  const Plan plan = make_plan(dims_4b(), model_spec(recipe, at::kCUDA), measured.load, measured.choice);
+  EXPECT_NEAR(double(plan.peak_bytes) / double(1 << 30) / measured.gib, 1.0, 0.1);
+}
+constexpr PlanLoad tutorial_load(int64_t batch, int64_t accumulation = 1) {
+  return {.micro_batch = batch, .accumulation = accumulation, .longest = 412, .targets = 155, .images_a_row = 1};
+}
+INSTANTIATE_TEST_SUITE_P(OnAnH200, MeasuredPeaks,
+                         testing::Values(MeasuredPeak{"batch1", true, tutorial_load(1), {}, 24.8},
+                                         MeasuredPeak{"batch8", true, tutorial_load(8), {}, 63.6},
+                                         MeasuredPeak{"batch16", true, tutorial_load(16), {}, 107.8}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(MemoryChoice, IsTheFastestThatFits) {
+  Recipe recipe;
+  recipe.lora.targets = "all-linear";
+  recipe.lora.train_tables = "untied";
+  recipe.quant.vision = true;
+  const ModelSpec spec = model_spec(recipe, at::kCUDA);
+  const Dims dims = dims_4b();
+  const PlanLoad load = tutorial_load(1, 4);
+  const auto choose = [&](double gib, RecomputePolicy policy = RecomputePolicy::kAuto) {
+    return choose_memory(dims, spec, load, policy, int64_t(gib * double(1 << 30))).describe();
+  };
+  EXPECT_EQ(choose(139), "4-bit weights kept expanded; nothing recomputed");
+  EXPECT_EQ(choose(20), "4-bit weights expanded for each product; nothing recomputed");
+  EXPECT_EQ(choose(15), "4-bit weights expanded for each product; blocks of both towers recomputed");
+  EXPECT_EQ(choose(1), choose(15)) << "the leanest when nothing fits";
+  EXPECT_EQ(choose(139, RecomputePolicy::kAlways), "4-bit weights kept expanded; blocks of both towers recomputed");
+  EXPECT_EQ(choose(15, RecomputePolicy::kNever), "4-bit weights expanded for each product; nothing recomputed");
+}
+
+TEST(MemoryChoice, NeverCostsTimeThatMoreMemoryWouldNotSave) {
+  const ModelSpec spec = model_spec(Recipe{}, at::kCUDA);
+  const Dims dims = dims_4b();
+  double before = 1e9;
+  for (int64_t gib = 4; gib < 64; gib += 2) {
+    const MemoryChoice choice = choose_memory(dims, spec, tutorial_load(8), RecomputePolicy::kAuto, gib << 30);
+    const double seconds = step_seconds(dims, spec, tutorial_load(8), choice, {});
+    EXPECT_LE(seconds, before) << gib;
+    before = seconds;
+  }
 }
 
 TEST(Accumulation, KeepsTheRowsOfAStepOnFewerRanks) {

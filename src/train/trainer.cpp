@@ -2,6 +2,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "io/checkpoint.h"
 #include "ops/torch.h"
@@ -12,10 +13,12 @@
 #include "train/optimizer.h"
 #include "train/run_folder.h"
 #include "train/specs.h"
+#include "train/vision_cache.h"
 
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
 #include <sys/resource.h>
 #include <nlohmann/json.hpp>
 
@@ -132,8 +135,12 @@ RunPlace agree_on_place(const Recipe& recipe, bool fresh, Group& group) {
   return {agreed.at(0).get<std::string>(), agreed.at(1).get<std::string>(), agreed.at(2).get<bool>(), {}};
 }
 
-// Rows that take part, agreed by all ranks: rank 0 looks, the others are told.
-std::vector<int64_t> check_rows(const Recipe& recipe, const Preparation& prepared, Group& group) {
+// Rows that take part and their sizes, agreed by all ranks: rank 0 looks, the others are told.
+struct CheckedRows {
+  std::vector<int64_t> used;
+  RowSizes sizes;
+};
+CheckedRows check_rows(const Recipe& recipe, const Preparation& prepared, Group& group) {
   std::string message;
   if (group.is_first()) {
     const DataReport report = check_data(recipe, prepared, recipe.debug.check_data ? CheckDepth::kImages : CheckDepth::kTokens);
@@ -141,9 +148,12 @@ std::vector<int64_t> check_rows(const Recipe& recipe, const Preparation& prepare
     require_usable(recipe, report);
     for (const auto& [reason, count] : report.skipped_by_reason)
       log_warning("skipped {} of {} rows: {}", count, report.num_rows, reason);
-    message = nlohmann::json(report.used).dump();
+    const RowSizes sizes = row_sizes(report);
+    message = nlohmann::json{report.used, sizes.longest, sizes.most_targets, sizes.most_images}.dump();
   }
-  return nlohmann::json::parse(group.broadcast(message)).get<std::vector<int64_t>>();
+  const auto agreed = nlohmann::json::parse(group.broadcast(message));
+  return {agreed.at(0).get<std::vector<int64_t>>(),
+          {agreed.at(1).get<int64_t>(), agreed.at(2).get<int64_t>(), agreed.at(3).get<int64_t>()}};
 }
 
 class Trainer {
@@ -161,6 +171,7 @@ class Trainer {
   void show_first_row(const Batch& batch);
   void run_step();
   void watch_loss(double loss);
+  CrossEntropySum forward_backward(const Batch& batch, const Pass& pass, double share);
   StepSums forward_backward(const StepBatches& batches, const StepSums& global);
   void update(const StepBatches& batches);
   void save();
@@ -176,7 +187,10 @@ class Trainer {
   RunPlace place_;
   Preparation prepared_;
   std::vector<int64_t> rows_;
+  PlanLoad load_;  // a micro-batch at its largest
+  MemoryChoice memory_;
   std::unique_ptr<Gemma3> model_;
+  std::unique_ptr<VisionCache> vision_cache_;  // when the vision tower is frozen
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
@@ -200,7 +214,12 @@ void Trainer::choose_device() {
 }
 
 void Trainer::load_model() {
-  const ModelSpec spec = model_spec(recipe_, device_);
+  ModelSpec spec = model_spec(recipe_, device_);
+  memory_.recompute_vision = memory_.recompute_language = recipe_.train.recompute == "true";
+  if (device_.is_cuda()) {
+    memory_ = memory_choice(recipe_, prepared_.dims, spec, load_);
+    spec.keep_expanded = memory_.keep_expanded;
+  }
   const bool whole_model_in_checkpoint = spec.train_all && !place_.checkpoint.empty();
   model_ = Gemma3::load(whole_model_in_checkpoint ? place_.checkpoint : prepared_.model_folder, spec);
   if (!spec.train_all) {
@@ -209,6 +228,13 @@ void Trainer::load_model() {
     } else if (!recipe_.lora.init.empty()) {
       load_adapter(*model_, recipe_.lora.init);
     }
+  }
+  if (model_->vision_is_frozen()) {
+    VisionCacheOptions options;
+    // Half of what is free, shared by the ranks of this machine: the rest is for decoded pictures and page cache.
+    if (recipe_.train.vision_cache != "none") options.memory_limit = available_memory_bytes() / 2 / group_.world();
+    if (recipe_.train.vision_cache == "disk") options.folder = vision_cache_folder(prepared_.model_folder, spec);
+    vision_cache_ = std::make_unique<VisionCache>(*model_, options);
   }
   optimizer_ = std::make_unique<Optimizer>(model_->parameters(), optimizer_spec(recipe_, total_steps_));
   if (!place_.checkpoint.empty()) optimizer_->load(join_path(place_.checkpoint, "optimizer.safetensors"));
@@ -230,8 +256,11 @@ LoaderOptions loader_options(const Recipe& recipe, const Group& group, const Dim
 }
 
 void Trainer::open_loader() {
-  loader_ = std::make_unique<Loader>(prepared_.dataset, prepared_.chat, image_options(recipe_), rows_,
-                                     loader_options(recipe_, group_, prepared_.dims), state_.cursor);
+  LoaderOptions options = loader_options(recipe_, group_, prepared_.dims);
+  if (vision_cache_) {
+    options.is_known = [cache = vision_cache_.get()](const std::string& key) { return cache->is_known(key); };
+  }
+  loader_ = std::make_unique<Loader>(prepared_.dataset, prepared_.chat, image_options(recipe_), rows_, options, state_.cursor);
 }
 
 // Whether pictures and targets reach the model is seen here before anything is learned.
@@ -245,18 +274,38 @@ void Trainer::show_first_row(const Batch& batch) {
   double pixel_sum = 0;
   for (const uint8_t value : batch.pixels_NCHW) pixel_sum += normalised(value);
   const std::string pixels = batch.pixels_NCHW.empty()
-                                 ? "no pictures in its batch"
+                                 ? batch.num_images > 0 ? "its pictures are known" : "no pictures in its batch"
                                  : fmt::format("mean pixel of its batch {:.3f}", pixel_sum / double(batch.pixels_NCHW.size()));
   log_info("first row {}: {} tokens, {} of pictures, {} carry loss; {}", batch.rows[0], tokens, image_tokens, targets, pixels);
 }
 
-// Every micro-batch: forward → loss sum → backward of its share of the step's loss.
+// One micro-batch: forward → loss sum → backward of its share of the step's loss.
+CrossEntropySum Trainer::forward_backward(const Batch& batch, const Pass& pass, double share) {
+  try {
+    DeviceBatch on_device = to_device(batch, device_);
+    if (vision_cache_ && batch.num_images > 0) {
+      on_device.input.pooled_NSW = vision_cache_->pooled(batch, on_device.input.pixels_NCHW);
+    }
+    const CrossEntropySum loss = model_->loss(model_->forward(on_device.input, pass), on_device.targets);
+    (loss.loss_sum / share).backward();
+    return {loss.loss_sum.detach(), loss.num_correct};
+  } catch (const c10::OutOfMemoryError&) {
+    const std::string newest =
+        saved_step_ > 0 ? fmt::format("the checkpoint of step {} is whole", saved_step_) : "no checkpoint was due yet";
+    throw job_error(
+        "step {}: out of GPU memory in a micro-batch of {} rows, {} tokens each, {} images ({}); {}. What makes it need less: {}",
+        state_.step + 1, batch.num_rows, batch.num_tokens, batch.num_images, memory_.describe(), newest,
+        join_some(remedies(recipe_, load_)));
+  }
+}
+
 StepSums Trainer::forward_backward(const StepBatches& batches, const StepSums& global) {
   StepSums sums;
   std::vector<std::pair<CrossEntropySum, double>> losses;  // with their number of targets
   Pass pass;
   pass.mode = Pass::Mode::kTrain;
-  pass.recompute = recipe_.train.recompute ? Pass::Recompute::kBlocks : Pass::Recompute::kNo;
+  pass.recompute_vision = memory_.recompute_vision;
+  pass.recompute_language = memory_.recompute_language;
   pass.dropout_seed = uint64_t(recipe_.train.seed);
   const int64_t micro_a_step = int64_t(accumulation_for(recipe_, group_.world())) * group_.world();
   for (size_t i = 0; i < batches.micro_batches.size(); ++i) {
@@ -265,16 +314,11 @@ StepSums Trainer::forward_backward(const StepBatches& batches, const StepSums& g
     sums.num_rows += double(batch.num_rows);
     if (batch.num_targets == 0) continue;
     pass.micro = uint64_t(state_.step * micro_a_step + batches.micro_index[i]);
-    const DeviceBatch on_device = to_device(batch, model_->spec().device);
-    const Tensor hidden_BTD = model_->forward(on_device.input, pass);
-    const CrossEntropySum loss = model_->loss(hidden_BTD, on_device.targets);
-    const double count = double(batch.num_targets);
     // numerics: tokens weigh alike over the whole step; micro_batches is the reference's mean of means.
     const bool mean_of_means = recipe_.train.loss_average == "micro_batches";
+    const double count = double(batch.num_targets);
     const double share = mean_of_means ? count * global.num_micro : global.num_targets;
-    (loss.loss_sum / share).backward();
-
-    losses.push_back({loss, count});
+    losses.push_back({forward_backward(batch, pass, share), count});
   }
   // Read only now: a GPU works on while its next micro-batches are prepared.
   for (const auto& [loss, count] : losses) {
@@ -441,7 +485,9 @@ TrainOutcome Trainer::run() {
   recipe_.output.dir = place_.run_dir;
   enter_phase("checking data");
   prepared_ = prepare(recipe_, Source::kTrain);
-  rows_ = check_rows(recipe_, prepared_, group_);
+  CheckedRows checked = check_rows(recipe_, prepared_, group_);
+  rows_ = std::move(checked.used);
+  load_ = plan_load(recipe_, prepared_.dims, checked.sizes, group_.world());
   log_info("{}; {} rows used", prepared_.dataset->description(), rows_.size());
   const int64_t an_epoch = steps_per_epoch(int64_t(rows_.size()), loader_options(recipe_, group_, prepared_.dims));
   total_steps_ =

@@ -155,7 +155,7 @@ void run_model(const Arguments& arguments, const Gemma3& model, const std::strin
   pass.tap = &tap;
   pass.dropout_seed = 42;
   if (arguments.has("--train")) pass.mode = Pass::Mode::kTrain;
-  if (arguments.has("--recompute")) pass.recompute = Pass::Recompute::kBlocks;
+  pass.recompute_vision = pass.recompute_language = arguments.has("--recompute");
   const at::AutoGradMode with_gradients(arguments.has("--gradients"));
 
   const Tensor hidden_BTD = model.forward(input, pass);
