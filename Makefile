@@ -26,6 +26,7 @@ build-all: build
 reference:
 	@tools/env.sh parity >/dev/null
 	@tools/env.sh today >/dev/null
+	@tools/env.sh cluster >/dev/null
 
 # Every test that needs no GPU and no network beyond the package registries; ends with ctest's summary.
 test: build-all reference

@@ -1,5 +1,6 @@
 // gemtune: the command line. Parses, runs one sub-command, turns an Error into its exit code.
 #include "app/commands.h"
+#include "app/gke.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -146,6 +147,8 @@ int run(int argc, char** argv) {
   command = app.add_subcommand("doctor", "look at this machine: GPU, disk, libraries, operations");
   command->callback([&] { action = [] { return run_doctor(); }; });
 
+  app.add_subcommand("gke", "the whole tutorial around the job on Google Kubernetes Engine: `gemtune gke --help`");
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {
@@ -164,6 +167,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    if (argc > 1 && std::string_view(argv[1]) == "gke") return gemtune::run_gke(argc, argv);
     return gemtune::run(argc, argv);
   } catch (const gemtune::Error& error) {
     gemtune::log_line(gemtune::LogLevel::kError, error.what());

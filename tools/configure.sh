@@ -8,6 +8,7 @@ build=$1
 tools=$(tools/env.sh build)
 parity=$(tools/env.sh --path parity)  # made by `make test`
 today=$(tools/env.sh --path today)
+cluster=$(tools/env.sh --path cluster)
 mkdir -p "$build"
 # Sources are compiled through this link, so that every clone shows ccache the same paths below its build folder.
 ln -sfn "$PWD" "$build/source"
@@ -15,6 +16,7 @@ cat > "$build/environment.new" <<END
 export PATH="$tools/bin:\$PATH"
 export GEMTUNE_PARITY_PYTHON="$parity/bin/python"
 export GEMTUNE_TODAY_PYTHON="$today/bin/python"
+export GEMTUNE_CLUSTER_PYTHON="$cluster/bin/python"
 export CCACHE_BASEDIR="$build"
 export CCACHE_SLOPPINESS="pch_defines,time_macros,include_file_mtime,include_file_ctime"
 END

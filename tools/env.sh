@@ -4,6 +4,7 @@
 #   tools/env.sh build     torch, pyarrow, cmake, ninja: what the program is built against and runs from
 #   tools/env.sh parity    the Python reference of the parity tests, layered over `build`
 #   tools/env.sh today     today's transformers and peft, layered over `build`
+#   tools/env.sh cluster   checks of manifests and Dockerfile, layered over `build`
 #
 #   tools/env.sh --path NAME   only prints where it is or will be
 #
@@ -17,7 +18,7 @@ die() { printf 'tools/env.sh: %s\n' "$*" >&2; exit 3; }
 only_path=no
 if [ "${1:-}" = --path ]; then only_path=yes; shift; fi
 name=${1:-}
-case "$name" in build|parity|today) ;; *) printf 'usage: tools/env.sh [--path] build|parity|today\n' >&2; exit 2 ;; esac
+case "$name" in build|parity|today|cluster) ;; *) printf 'usage: tools/env.sh [--path] build|parity|today|cluster\n' >&2; exit 2 ;; esac
 
 python=${GEMTUNE_BASE_PYTHON:-python3}
 command -v "$python" >/dev/null || die "$python is not installed; install python3 and python3-venv"

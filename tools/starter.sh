@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 build=$1
 cat > gemtune.new <<END
 #!/bin/sh
+[ "\$1" != gke ] || exec "$build/gemtune-gke" "\$@"
 exec "$build/gemtune" "\$@"
 END
 chmod +x gemtune.new
