@@ -76,6 +76,16 @@ struct EvalCommand {
 };
 int run_eval(const EvalCommand& command);
 
+struct MergeCommand {
+  std::string model;
+  std::string adapter;
+  std::string out;
+  std::string onto = "original";  // original|nf4: the base's weights, or what a 4-bit run saw of them
+  int num_rows = 8;               // whose logits are compared; 0: none
+  double max_gap = 0.05;          // of the largest logit
+};
+int run_merge(const MergeCommand& command);
+
 struct MakeModelCommand {
   std::string like;
   std::string tokenizer;  // folder whose tokenizer and processor files are copied

@@ -88,15 +88,7 @@ int run_eval(const EvalCommand& command) {
     throw input_error("--checkpoint {}: no such folder; give an adapter or model folder, e.g. {}", command.checkpoint,
                       join_path(recipe.output.dir, "final"));
   }
-  ModelSpec spec = model_spec(recipe, device_for(recipe, 0));
-  spec.train_all = false;
-  spec.lora.language = spec.lora.vision = false;
-  spec.tables = Tables::kFrozen;
-  if (adapter) {
-    const AdapterConfig config = read_adapter_config(command.checkpoint);
-    spec.lora = config.lora;
-    spec.tables = config.tables;
-  }
+  const ModelSpec spec = model_spec_for(recipe, device_for(recipe, 0), adapter ? command.checkpoint : "");
   std::unique_ptr<Gemma3> model = Gemma3::load(prepared.model_folder, spec);
   std::optional<Scores> before;
   // Fresh adapters add nothing and fresh tables are copies: until the checkpoint is loaded this is the base.

@@ -39,13 +39,7 @@ int run_generate(const GenerateCommand& command) {
   const Row row = row_of(command);
   const Sample sample = prepared.chat->prompt(row);
 
-  ModelSpec spec = model_spec(recipe, device_for(recipe, 0));
-  spec.lora.language = spec.lora.vision = false;
-  if (!command.adapter.empty()) {
-    const AdapterConfig config = read_adapter_config(command.adapter);
-    spec.lora = config.lora;
-    spec.tables = config.tables;
-  }
+  const ModelSpec spec = model_spec_for(recipe, device_for(recipe, 0), command.adapter);
   const auto model = Gemma3::load(prepared.model_folder, spec);
   if (!command.adapter.empty()) load_adapter(*model, command.adapter);
 

@@ -123,6 +123,19 @@ int run(int argc, char** argv) {
   command->add_flag("--json", eval.json, "one JSON document on stdout");
   command->callback([&] { action = [&] { return run_eval(eval); }; });
 
+  MergeCommand merge;
+  command = app.add_subcommand("merge", "add an adapter to its base: a model folder that opens alone");
+  command->add_option("--model", merge.model, "the model that was trained on, in its original precision")->required();
+  command->add_option("--adapter", merge.adapter, "adapter folder")->required();
+  command->add_option("--out", merge.out, "folder to make")->required();
+  command->add_option("--onto", merge.onto, "the original weights, or what a 4-bit run saw of them (NF4 and back)")
+      ->check(CLI::IsMember({"original", "nf4"}));
+  command->add_option("--rows", merge.num_rows, "rows on which live and merged model are compared; 0: none")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--max-gap", merge.max_gap, "largest difference allowed, as a share of the largest logit")
+      ->check(CLI::NonNegativeNumber);
+  command->callback([&] { action = [&] { return run_merge(merge); }; });
+
   MakeModelCommand make_model;
   bool random_weights = false;
   command = app.add_subcommand("make-model", "a folder of true shapes with random weights, for benchmarks and tests");

@@ -65,6 +65,8 @@ class TensorFolder {
     const TensorEntry* entry;
   };
   const std::map<std::string, Found>& tensors() const { return tensors_; }
+  // The open files, in the order of their names.
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
   bool empty() const { return tensors_.empty(); }
 
  private:

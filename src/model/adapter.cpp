@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "model/adapter_keys.h"
 #include "model/model.h"
 #include "model/tensor_file.h"
 #include "ops/torch.h"
@@ -15,31 +16,8 @@
 namespace gemtune {
 namespace {
 
-constexpr const char* kPeftPrefix = "base_model.model.";
 const std::vector<std::string> kLanguageTargets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
 const std::vector<std::string> kVisionTargets = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"};
-
-// "base_model.model.X.lora_A.weight" → {canonical X, 'A'}; tables → {canonical X, 'T'}.
-struct AdapterKey {
-  std::string module;
-  char part = '?';
-};
-
-AdapterKey parse_adapter_key(const std::string& key, bool has_vision) {
-  std::string name = key;
-  if (name.starts_with(kPeftPrefix)) name = name.substr(std::string_view(kPeftPrefix).size());
-  for (const char* middle : {".default", ".modules_to_save"}) {
-    if (const size_t at = name.find(middle); at != std::string::npos) name.erase(at, std::string_view(middle).size());
-  }
-  const auto module_of = [&](std::string_view suffix) {
-    const std::string weight = canonical_name(name.substr(0, name.size() - suffix.size()) + ".weight", has_vision);
-    return weight.empty() ? "" : weight.substr(0, weight.size() - std::string_view(".weight").size());
-  };
-  if (name.ends_with(".lora_A.weight")) return {module_of(".lora_A.weight"), 'A'};
-  if (name.ends_with(".lora_B.weight")) return {module_of(".lora_B.weight"), 'B'};
-  if (name.ends_with(".weight")) return {module_of(".weight"), 'T'};
-  return {};
-}
 
 std::vector<std::string> target_modules(const LoraSpec& lora, bool has_vision) {
   std::vector<std::string> names;
@@ -96,6 +74,18 @@ Json adapter_config_json(const Gemma3& model, const std::string& base) {
   }
   if (spec.tables != Tables::kFrozen) config["modules_to_save"] = {"lm_head", "embed_tokens"};
   return config;
+}
+
+// modules_to_save of an adapter's config, without the paths before the names.
+std::set<std::string> whole_modules(const std::string& folder) {
+  const Json config = read_json_file(join_path(folder, "adapter_config.json"));
+  std::set<std::string> names;
+  const auto it = config.find("modules_to_save");
+  if (it == config.end() || !it->is_array()) return names;
+  for (const Json& name : *it) {
+    if (name.is_string()) names.insert(name.get<std::string>().substr(name.get<std::string>().rfind('.') + 1));
+  }
+  return names;
 }
 
 std::string embed_module(const Gemma3& model) {
@@ -277,7 +267,12 @@ void load_adapter(Gemma3& model, const std::string& folder) {
     }
     it->second.copy_(tensor_view(file, entry));
   }
+  const std::set<std::string> whole = whole_modules(folder);
   for (const auto& [key, tensor] : wanted) {
+    // A trained table that the folder never had stays the base's.
+    const std::string name = key.substr(0, key.size() - std::string_view(".weight").size());
+    const bool is_table = key.find(".lora_") == std::string::npos;
+    if (is_table && whole.count(name.substr(name.rfind('.') + 1)) == 0) continue;
     if (seen.count(key) == 0) faults.push_back(fmt::format("{}: missing", key));
   }
   if (!faults.empty()) throw input_error("{}: {}", path, join_some(faults));

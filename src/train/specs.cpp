@@ -55,6 +55,19 @@ ModelSpec model_spec(const Recipe& recipe, at::Device device) {
   return spec;
 }
 
+ModelSpec model_spec_for(const Recipe& recipe, at::Device device, const std::string& adapter_folder) {
+  ModelSpec spec = model_spec(recipe, device);
+  spec.train_all = false;
+  spec.lora.language = spec.lora.vision = false;
+  spec.tables = Tables::kFrozen;
+  if (!adapter_folder.empty()) {
+    const AdapterConfig config = read_adapter_config(adapter_folder);
+    spec.lora = config.lora;
+    spec.tables = config.tables;
+  }
+  return spec;
+}
+
 RecomputePolicy recompute_policy(const Recipe& recipe) {
   if (recipe.train.recompute == "true") return RecomputePolicy::kAlways;
   return recipe.train.recompute == "false" ? RecomputePolicy::kNever : RecomputePolicy::kAuto;

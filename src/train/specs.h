@@ -28,6 +28,8 @@ std::string model_folder(const Recipe& recipe);
 at::Device device_for(const Recipe& recipe, int local_rank);
 // bf16 compute on a GPU, fp32 on a CPU.
 ModelSpec model_spec(const Recipe& recipe, at::Device device);
+// The same, with adapters and tables as an adapter folder has them instead of the recipe's; "" = none, nothing is trained.
+ModelSpec model_spec_for(const Recipe& recipe, at::Device device, const std::string& adapter_folder);
 // What is kept in a GPU's memory and what is made again, for rows like `load`'s: the fastest that fits in train.memory_gib, or in
 // what is free. Throws Error(kEnvironment) when nothing fits, with what would.
 MemoryChoice memory_choice(const Recipe& recipe, const Dims& dims, const ModelSpec& spec, const PlanLoad& load);
